@@ -9,7 +9,6 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.looks import is_wanted
 from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import Trained
@@ -90,7 +89,7 @@ def train(
             raise HfpatchError(f"{method} is left out: {session.setup.left_out[method]}")
         for unit in plan.units:
             session.complete(unit)
-    trained = [unit.run.paths for unit in plan.units if unit.action == "train" and is_wanted(recipe, out, unit.run)]
+    trained = [unit.run.paths for unit in plan.units if unit.action == "train" and session.is_wanted(unit.run)]
     return [paths.patch for paths in trained if Trained.read(paths.training).diverged_step is None]
 
 

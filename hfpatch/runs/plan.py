@@ -141,7 +141,7 @@ def plan_runs(recipe: Recipe | StudyRecipe, out: Path, part: str | None = None) 
 
     Nothing of a comparison is trained before its baseline is evaluated and has passed its check; a method alone does
     not wait for that. The rates of a part are extended by its own trials, as the others' are not known here; the whole
-    plan then adds what theirs ask for. Where seeds grow, the units of all seeds are there; `hfpatch.runs.looks` says
+    plan then adds what theirs ask for. Where seeds grow, the units of all seeds are there; the looks taken say
     which of them are wanted.
 
     Raises:

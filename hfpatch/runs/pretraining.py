@@ -223,7 +223,7 @@ class PretrainingSession(Session):
         if state.is_main_process:
             result.write(run.paths.result)
             if not setup.recipe.training.keep_finished:  # they are of use to an interrupted run only
-                shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
+                shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
         state.wait_for_everyone()
         self.progress.finished(run.name, result.summary)
 

@@ -31,19 +31,18 @@ from hfpatch.results.verdicts import LookTaken, look_parts
 from hfpatch.runs.declared import growth_of, questions_of
 from hfpatch.runs.folder import COSTS, RunPaths
 from hfpatch.runs.identity import describe_base
-from hfpatch.runs.looks import read_looks
 from hfpatch.runs.plan import planned_runs
 from hfpatch.runs.pretraining import StudySetup
-from hfpatch.runs.records import Costs, Measurement, RunResult
+from hfpatch.runs.records import Costs, Looks, Measurement, RunResult
 from hfpatch.runs.retention import collect_retention, retention_records
-from hfpatch.runs.setup import ComparisonSetup, Setup
+from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.runs.tuning import collect_tuning
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.diagnostics import DiagnosticsFile
 
 
 def collect(
-    setup: Setup,
+    setup: ComparisonSetup | StudySetup,
     out: Path,
     clock: Clock,
     *,
@@ -61,26 +60,27 @@ def collect(
         looks: the looks taken; None reads them in the folder.
         seeds: take these seeds alone.
     """
-    recipe, training = setup.recipe, setup.recipe.training
-    looks = read_looks(out) if looks is None else looks
+    recipe, training, is_comparison = setup.recipe, setup.recipe.training, isinstance(setup, ComparisonSetup)
+    looks = Looks.of(out) if looks is None else looks
     done: dict[str, dict[int, RunResult]] = {name: {} for name in recipe.methods}
     for run in planned_runs(recipe, out):
         if run.paths.result.is_file() and (seeds is None or run.seed in seeds):
             done[run.variant][run.seed] = RunResult.read(run.paths.result)
     results_of = [result for name in (recipe.baseline, *done) for result in done[name].values()]
     scored = next((result.evaluation for result in results_of if result.evaluation), {})
-    methods = _methods(setup, out, done)
-    data, settings, tuning = setup.blocks.to_json(), training.model_dump(mode="json"), None
+
+    # The texts
+    data, tuning = setup.blocks.to_json(), None
     if setup.held_out:
         data["held_out"] = setup.held_out.to_json()
-        base = done[recipe.baseline].get(0) if isinstance(setup, ComparisonSetup) else None  # else it has seeds
+        base = done[recipe.baseline].get(0) if is_comparison else None  # else it has seeds
         if base is not None and HELD_OUT in base.evaluation:
             data["held_out"]["base_loss"] = base.evaluation[HELD_OUT].metrics[NATS_PER_TOKEN]
     if setup.tuning_text is not None:
         text = {**setup.tuning_text.to_json(), **setup.tuning_size}
         tuning = collect_tuning(setup.tuning, recipe, text, setup.plans[recipe.tuning_seed])
-        if all(recipe.tuning_of(name) is not None for name in recipe.trained):  # none is trained at the recipe's rate
-            del settings["lr"]
+
+    tuned = all(recipe.tuning_of(name) is not None for name in recipe.trained)  # none is trained at the recipe's rate
     results = ComparisonResults(
         name=recipe.name,
         description=recipe.description,
@@ -91,55 +91,51 @@ def collect(
             str(seed): {"sha256": setup.plans[seed].sha256, "steps": training.steps, "batch_size": training.batch_size}
             for seed in training.all_seeds
         },
-        training=settings,
+        training=training.model_dump(mode="json", exclude={"lr"} if tuned else None),
         tuning=tuning,
         tasks={task: score.shared for task, score in scored.items()},
-        methods=methods,
+        methods=_methods(setup, out, done),
         questions=questions_of(out, setup),
         margin=recipe.margins,
         pairs=_pairs(recipe),
         looks=list(looks) or None,
-        **(_facts_of_base(setup) if isinstance(setup, ComparisonSetup) else _facts_of_study(setup)),
+        left_out=setup.left_out or None,
+        **_facts(setup),
     )
+    if isinstance(setup, ComparisonSetup):
+        retention = collect_retention(setup, out, results.methods, results.tasks, complete=complete)
+        results = results.model_copy(update={"retention": retention})
     if complete:
         results = _compared(results, setup, out, scored)
-    elif isinstance(setup, ComparisonSetup):
-        retention = collect_retention(setup, out, methods, results.tasks, complete=False)
-        results = results.model_copy(update={"retention": retention})
-    return results.model_copy(update={"warnings": _warnings(setup, out, results), "left_out": setup.left_out or None})
+    return results.model_copy(update={"warnings": _warnings(setup, out, results)})
 
 
 def _compared(
-    results: ComparisonResults, setup: Setup, out: Path, tasks: Mapping[str, TaskResult]
+    results: ComparisonResults, setup: ComparisonSetup | StudySetup, out: Path, tasks: Mapping[str, TaskResult]
 ) -> ComparisonResults:
     """Return complete results with what pairs of methods show; ``tasks`` are a run's, the baseline's if it has any."""
-    recipe, methods = setup.recipe, results.methods
-    with_scores = {name for name, method in methods.items() if len(method.diverged) < len(method.runs)}
+    recipe, methods, folders = setup.recipe, results.methods, _records(out, results.methods)
     compared = {
-        name: [other for other in others if other in with_scores]
+        name: [other for other in others if other in folders]
         for name, others in references(recipe).items()
-        if name in with_scores
+        if name in folders
     }
-    more: dict[str, Any] = {}
     if results.looks:
         made = sum(len(methods[name].runs) for name in recipe.trained)
-        more["runs_saved"] = len(recipe.trained) * len(recipe.training.all_seeds) - made
-    if not isinstance(setup, ComparisonSetup):  # whose baseline has seeds, like the others
-        more["comparisons"] = compare_records(Records(_records(out, methods), baseline=""), tasks, compared)
-        return results.model_copy(update=more)
+        saved = len(recipe.trained) * len(recipe.training.all_seeds) - made
+        results = results.model_copy(update={"runs_saved": saved})
+    if isinstance(setup, StudySetup):  # whose baseline has seeds, like the others
+        comparisons = compare_records(Records(folders, baseline=""), tasks, compared)
+        return results.model_copy(update={"comparisons": comparisons})
     aggregations = all_aggregations(select(setup.recipe.evaluation, setup.recipe.data_dir).tasks)
-    records = Records(_records(out, methods), recipe.baseline, aggregations)
+    records = Records(folders, recipe.baseline, aggregations)
     comparisons = compare_records(records, tasks, compared)
-    more |= {
-        "comparisons": comparisons,
-        "kept": kept_of(records, recipe.trained, tasks, comparisons),
-        "retention": collect_retention(setup, out, methods, results.tasks, complete=True),
-    }
-    results = results.model_copy(update=more)
+    kept = kept_of(records, recipe.trained, tasks, comparisons)
+    results = results.model_copy(update={"comparisons": comparisons, "kept": kept})
     return results.model_copy(update={"frontier": frontier_of(results, records) if comparisons else None})
 
 
-def _warnings(setup: Setup, out: Path, results: ComparisonResults) -> list[str]:
+def _warnings(setup: ComparisonSetup | StudySetup, out: Path, results: ComparisonResults) -> list[str]:
     """Return every caution of some results."""
     warnings = [f"{caution}." for caution in setup.cautions]
     warnings += [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
@@ -153,22 +149,15 @@ def _warnings(setup: Setup, out: Path, results: ComparisonResults) -> list[str]:
     return warnings
 
 
-def _facts_of_base(setup: ComparisonSetup) -> dict[str, Any]:
-    """Return what results say of a base and of the tasks."""
-    recipe = setup.recipe
-    return {
-        "protocol": recipe.protocol,
-        "model": {
-            **describe_base(setup.base, recipe.model, setup.shared),
-            "parameters": setup.sizes[recipe.baseline].base,
-        },
-        "evaluation": recipe.evaluation.model_dump(mode="json"),
-    }
-
-
-def _facts_of_study(setup: Setup) -> dict[str, Any]:
-    """Return what results say in place of a base."""
-    assert isinstance(setup, StudySetup)
+def _facts(setup: ComparisonSetup | StudySetup) -> dict[str, Any]:
+    """Return what results say of a base and of the tasks, or of a study in their place."""
+    if isinstance(setup, ComparisonSetup):
+        base = describe_base(setup.base, setup.recipe.model, setup.shared)
+        return {
+            "protocol": setup.recipe.protocol,
+            "model": {**base, "parameters": setup.sizes[setup.recipe.baseline].base},
+            "evaluation": setup.recipe.evaluation.model_dump(mode="json"),
+        }
     recipe = setup.recipe
     wholes = [recipe.architecture | variant.architecture for variant in recipe.variants.values()]
     common = {key: value for key, value in wholes[0].items() if all(whole.get(key) == value for whole in wholes)}
@@ -177,7 +166,7 @@ def _facts_of_study(setup: Setup) -> dict[str, Any]:
 
 
 def take_look(
-    setup: Setup, out: Path, clock: Clock, before: Sequence[LookTaken], seeds: int
+    setup: ComparisonSetup | StudySetup, out: Path, clock: Clock, before: Sequence[LookTaken], seeds: int
 ) -> tuple[ComparisonResults, LookTaken]:
     """Test the primary pairs with so many seeds, after the looks before, and say which methods get more.
 
@@ -197,25 +186,30 @@ def take_look(
     return results, look.model_copy(update={"growing": [name for name in setup.recipe.trained if name in growing]})
 
 
-def _methods(setup: Setup, out: Path, done: Mapping[str, Mapping[int, RunResult]]) -> dict[str, Method]:
+def _methods(
+    setup: ComparisonSetup | StudySetup, out: Path, done: Mapping[str, Mapping[int, RunResult]]
+) -> dict[str, Method]:
     """Return each method, or variant, with its runs.
 
     Curves are compared, so each is the mean over the seeds that all methods have. Where they share none, as when
     different ones diverged, each is the mean over its own.
     """
-    if isinstance(setup, StudySetup):  # whose runs have no curve where they diverged
-        drawn = {name: {s for s, one in runs.items() if one.diverged_step is None} for name, runs in done.items()}
-    else:
-        drawn = {name: {s for s, one in runs.items() if one.train is not None} for name, runs in done.items()}
+    drawn = {
+        name: {
+            seed
+            for seed, run in runs.items()  # a study's have no curve where they diverged
+            if run.train is not None and (run.diverged_step is None or isinstance(setup, ComparisonSetup))
+        }
+        for name, runs in done.items()
+    }
     having = [seeds for seeds in drawn.values() if seeds]
     shared = set.intersection(*having) if having else set()
     methods = {}
     for name, runs in done.items():
-        of_curve = sorted(drawn[name] & shared or drawn[name])
-        curve = mean_curve(RunPaths.of(out, name, seed).metrics for seed in of_curve)
+        curve = mean_curve(RunPaths.of(out, name, seed).metrics for seed in sorted(drawn[name] & shared or drawn[name]))
         if isinstance(setup, ComparisonSetup):
             methods[name] = _method(setup, out, name, runs, curve)
-        elif isinstance(setup, StudySetup):
+        else:
             folders = [RunPaths.of(out, name, seed).root for seed in sorted(drawn[name])]
             methods[name] = _variant(setup, name, runs, curve, _diagnostics(folders))
     return methods

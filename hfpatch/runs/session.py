@@ -12,7 +12,7 @@ from hfpatch.runs.identity import check_measured, check_run, check_scores, check
 from hfpatch.runs.locks import hold, hold_shared
 from hfpatch.runs.plan import Plan, Unit
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.setup import Inputs
+from hfpatch.runs.setup import ComparisonSetup, Inputs
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.provenance import Clock
 from hfpatch.training.processes import start_processes
@@ -115,7 +115,7 @@ def open_runs(session: Session, *, resume: bool) -> Iterator[None]:
             plans = {} if plan.runs[0].folder == out else setup.plans  # the identity of a single run names its plan
             evaluates = any(unit.action == "evaluate" for unit in plan.units)
             has_scores = evaluates and any(run.paths.result.is_file() for run in plan.runs)
-            scores = setup.identify_scores() if has_scores else {}
+            scores = setup.identify_scores() if has_scores and isinstance(setup, ComparisonSetup) else {}
             with hold_shared(out):
                 check_folder(out, recipe, resume=resume, part=plan.part)  # another process may have written it
                 check_shared(out, setup.shared, plans)
@@ -129,7 +129,8 @@ def open_runs(session: Session, *, resume: bool) -> Iterator[None]:
                     if not adds_documents(added):
                         check_scores(run.paths.result, scores)
                 for unit in plan.units:
-                    if unit.action in ("retain", "rewind") and unit.marker is not None and unit.is_complete():
+                    is_measured = unit.action in ("retain", "rewind") and unit.is_complete()
+                    if is_measured and unit.marker is not None and isinstance(setup, ComparisonSetup):
                         check_measured(unit.marker, setup.identify_retention(unit.run))
                 if added:
                     reopen(out, recipe, plans, added)

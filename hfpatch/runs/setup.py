@@ -75,14 +75,6 @@ class Inputs(ABC):
     def identify(self, run: PlannedRun) -> Identity:
         """Return the identity of one run."""
 
-    def identify_retention(self, run: PlannedRun) -> Identity:
-        """Return the identity of what is measured of a run beside its tasks; that of the run by default."""
-        return self.identify(run)
-
-    def identify_scores(self) -> dict[str, dict[str, str]]:
-        """Return the hashes of each task and of its prompts, which are the same for all runs; none by default."""
-        return {}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(Inputs):

@@ -31,8 +31,6 @@ from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS, Changes, changes, is_complete
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
-from hfpatch.runs.looks import FILE as LOOKS
-from hfpatch.runs.looks import is_wanted, read_looks
 from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
 from hfpatch.runs.pretraining import StudySetup, set_up_study, train_model
 from hfpatch.runs.records import Costs, Looks, Losses, ResultsHead, RunResult, Trained
@@ -142,20 +140,29 @@ class TrainEvalSession(Session):
 
     def is_due(self, unit: Unit) -> bool:
         """Return whether `complete` would train or evaluate something; the units that this one needs are complete."""
-        if unit.action in ("check_baseline", "look") or unit.is_complete() or not self._is_wanted(unit.run):
+        if unit.action in ("check_baseline", "look") or unit.is_complete() or not self.is_wanted(unit.run):
             return False
         if unit.action == "tune":
             return self.setup.tuning.needs(unit.run)
         return unit.action in MEASURING or not unit.run.paths.result.is_file()
 
-    def _is_wanted(self, run: PlannedRun) -> bool:
-        """Return whether a run is needed: its method is not left out, and no look made its seed unnecessary."""
-        return run.variant not in self.setup.left_out and is_wanted(self.setup.recipe, self.plan.out, run)
+    def is_wanted(self, run: PlannedRun) -> bool:
+        """Return whether a run is needed: its method is not left out, and its seed is one of the first or asked for.
+
+        After each look only the methods of undecided primary pairs, and their references, get the seeds up to the next.
+        """
+        training = self.setup.recipe.training
+        if run.variant in self.setup.left_out:
+            return False
+        if run.point or not training.looks or run.seed in training.first_seeds:
+            return True
+        before = max(seeds for seeds in training.looks if seeds <= run.seed)
+        return any(look.seeds == before and run.variant in look.growing for look in Looks.of(self.plan.out))
 
     def complete(self, unit: Unit) -> None:
         """Complete a unit; a run that is not needed has none."""
         run, setup, progress = unit.run, self.setup, self.progress
-        if not self._is_wanted(run):
+        if not self.is_wanted(run):
             return
         try:
             if unit.action == "look":
@@ -204,12 +211,12 @@ class TrainEvalSession(Session):
         from hfpatch.runs.results import take_look
 
         out = self.plan.out
-        before = [look for look in read_looks(out) if look.seeds < seeds]
+        before = [look for look in Looks.of(out) if look.seeds < seeds]
         if before and not before[-1].growing:
             return
         if PartialState().is_main_process:
             results, look = take_look(self.setup, out, self.clock, before, seeds)
-            Looks(looks=[*before, look]).write(out / LOOKS)
+            Looks(looks=[*before, look]).write(out / Looks.file)
             outcomes: dict[str, list[str]] = {}
             for verdict in results.primary:
                 outcome = f"{verdict.outcome} ({verdict.why})" if verdict.why else verdict.outcome
