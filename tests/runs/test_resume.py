@@ -100,7 +100,6 @@ def change_the_tokenizer(place):
 
 
 CHANGES = [
-    ("compare", change_the_text, "training text"),
     ("study", change_the_text, "training text"),
     ("study", change_the_tokenizer, "tokenizer or its chat template"),
     ("pretrain", change_the_text, "training text"),

@@ -293,7 +293,10 @@ def test_interrupted_tuning_resumes_to_the_same_bits(recipe, straight, tmp_path)
 def test_train_tunes_its_method_and_compare_takes_that_up(recipe, straight, tmp_path):
     out, log = tmp_path / "out", Trained()
     patches = train(recipe, "lora", out, progress=log)
-    assert [patch.parent.name for patch in patches] == ["seed-0", "seed-1"]
+    assert patches == [out / "runs" / "lora" / f"seed-{seed}" / "patch" for seed in (0, 1)]
+    assert all((patch / "patch.json").is_file() for patch in patches)
+    assert "--resume" in refused(train, recipe, "lora", out)
+    train(recipe, "lora", out, resume=True, progress=Nothing())
     assert all(name.startswith("lora") for name in log.trained)
     assert sum(name.endswith("tuning") for name in log.trained) >= 2
     train(recipe, "pre", out, progress=log)
