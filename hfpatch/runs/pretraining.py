@@ -169,28 +169,16 @@ def set_up_study(recipe: StudyRecipe, tuning: Tuning, progress: Progress) -> Stu
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PretrainingSetup(Inputs):
-    """The inputs of a single pretraining, whose identity is all that it shares.
+class PretrainingSession(Session):
+    """The training of one model, whose identity is all that it shares.
 
     Attributes:
-        size: the parameter counts: all, and those outside of embeddings and a head.
+        size: its parameter counts: all, and those outside of embeddings and a head.
     """
 
-    recipe: PretrainRecipe
     size: tuple[int, int]
 
-    def identify(self, run: PlannedRun) -> Identity:
-        """Return the identity of the run."""
-        return self.shared
-
-
-class PretrainingSession(Session):
-    """The training of one model."""
-
-    setup: PretrainingSetup
-
-    def load(self) -> PretrainingSetup:
+    def load(self) -> Inputs:
         """Load the text and try the model on the meta device, so that a mistake shows before the training."""
         recipe = self.plan.recipe
         assert isinstance(recipe, PretrainRecipe)
@@ -198,31 +186,32 @@ class PretrainingSession(Session):
         recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(splits.train))})
         plans, architecture = draw_plans(recipe.training, splits.train, [recipe.seed]), hash_values(recipe.architecture)
         shared, plan = identify_data(tokenizer, splits), plans[recipe.seed]
-        return PretrainingSetup(
+        self.size = try_model(recipe, tokenizer, splits)
+        return Inputs(
             recipe=recipe,
             tokenizer=tokenizer,
             blocks=splits.train,
             held_out=splits.held_out,
             plans=plans,
             shared=identify_training(shared, recipe.training, plan, architecture=architecture),
-            size=try_model(recipe, tokenizer, splits),
         )
 
     def complete(self, unit: Unit) -> None:
         """Train the model and write its folder."""
-        run, clock, state, setup = unit.run, Clock(), start_processes(), self.setup
-        _, outcome = train_model(setup, setup.recipe, run, self.progress)
+        run, clock, state, setup, recipe = unit.run, Clock(), start_processes(), self.setup, self.plan.recipe
+        assert isinstance(recipe, PretrainRecipe)
+        _, outcome = train_model(setup, recipe, run, self.progress)
         result = PretrainingResult(
             identity=setup.shared,
             provenance=provenance(clock),
             data=setup.blocks.to_json(),
             plan={"sha256": setup.plans[run.seed].sha256},
-            parameters={"total": setup.size[0], "non_embedding": setup.size[1]},
+            parameters={"total": self.size[0], "non_embedding": self.size[1]},
             train=outcome,
         )
         if state.is_main_process:
             result.write(run.paths.result)
-            if not setup.recipe.training.keep_finished:  # they are of use to an interrupted run only
+            if not recipe.training.keep_finished:  # they are of use to an interrupted run only
                 shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
         state.wait_for_everyone()
         self.progress.finished(run.name, result.summary)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
@@ -23,7 +21,7 @@ from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.retention import task_of
 from hfpatch.results.layout import Method
 from hfpatch.results.parts import Task, TaskResult, task_results
-from hfpatch.results.records import write_values
+from hfpatch.results.records import loss_of, write_values
 from hfpatch.results.retention import KL, Retention, RetentionPoint
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.identity import check_measured, check_run
@@ -35,7 +33,7 @@ from hfpatch.support.provenance import checkout_state
 from hfpatch.support.ranks import Ranks
 from hfpatch.training.processes import start_ranks
 from hfpatch.training.retention import document_changes
-from hfpatch.training.validation import document_losses, mean_loss, start_losses
+from hfpatch.training.validation import document_losses, start_losses
 
 Array = npt.NDArray[np.float64]
 
@@ -76,11 +74,7 @@ def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Rank
         model.eval()
         if unit.action == "rewind" and setup.tuning_text is not None:
             progress.evaluating(run.name, f"text of tuning at {unit.scale:g}")
-            with fast_attention(), fast_matmul(model, library=setup.matmul):  # as the trials measure it
-                passes = _passes(setup, ranks)
-                if ranks.shares:
-                    passes["add_up"] = lambda value: torch.stack(ranks.everyone(value.cpu())).sum(0)
-                tuning_loss = mean_loss(model, setup.tuning_text, **passes)
+            tuning_loss = loss_of(by_document(document_losses, model, setup, setup.tuning_text, ranks).tolist())
         for name, blocks in setup.retained.items() if unit.action == "retain" or unit.scale != 1 else ():
             progress.evaluating(run.name, task_of(name))
             changes = by_document(document_changes, model, setup, blocks, ranks)
@@ -113,20 +107,17 @@ def by_document(
     measure: Callable[..., Array], model: PreTrainedModel, setup: Setup, blocks: TokenBlocks, ranks: Ranks
 ) -> Array:
     """Return what ``measure`` finds of each document (documents, ...), which the ranks measure together."""
+    training, shares = setup.recipe.training, ranks.shares
     with fast_attention(), fast_matmul(model, library=setup.matmul):
-        measured = measure(model, blocks, **_passes(setup, ranks))
-    return np.asarray(np.sum(ranks.everyone(measured), axis=0)) if ranks.shares else measured
-
-
-def _passes(setup: Setup, ranks: Ranks) -> dict[str, Any]:
-    """Return how the forward passes over a text are made, and which of them are this rank's."""
-    training = setup.recipe.training
-    return {
-        "batch_size": training.micro_batch_size or training.batch_size,
-        "autocast": training.autocast,
-        "process": ranks.index if ranks.shares else 0,
-        "processes": ranks.count if ranks.shares else 1,
-    }
+        measured = measure(
+            model,
+            blocks,
+            batch_size=training.micro_batch_size or training.batch_size,
+            autocast=training.autocast,
+            process=ranks.index if shares else 0,
+            processes=ranks.count if shares else 1,
+        )
+    return np.asarray(np.sum(ranks.everyone(measured), axis=0)) if shares else measured
 
 
 def collect_retention(

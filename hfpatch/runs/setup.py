@@ -49,7 +49,7 @@ _METHOD_WITHOUT = {"base_model_name_or_path", "revision", "inference_mode", "pef
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs(ABC):
+class Inputs:
     """What all runs of a command share, checked before any of them.
 
     Attributes:
@@ -71,13 +71,13 @@ class Inputs(ABC):
     shared: Identity
     matmul: MatmulLibrary | None = None
 
-    @abstractmethod
     def identify(self, run: PlannedRun) -> Identity:
-        """Return the identity of one run."""
+        """Return the identity of one run: by default what is shared, as of a single run."""
+        return self.shared
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup(Inputs):
+class Setup(Inputs, ABC):
     """What all runs of a comparison, or of a study, share.
 
     Attributes:
