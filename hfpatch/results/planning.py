@@ -8,12 +8,11 @@ with fewer of them all of it is taken to be, so that the answer is rather too ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from hfpatch.recipes.questions import Asked, PrimaryName
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS, POWER, Design
+from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS, Design, fewest
 from hfpatch.results.parts import Comparison
 
 _MOST_SEEDS = 100  # of a design that is looked for
@@ -72,22 +71,13 @@ def cheapest(
         seconds: of one seed, without the documents, and of all these documents.
     """
     best: Cheapest | None = None
-    numbers, (fixed, of_documents) = _document_numbers(documents), seconds
+    most, (fixed, of_documents) = max(FEWEST_DOCUMENTS, round(_MOST_TIMES * documents)), seconds
     for seeds in range(2, _MOST_SEEDS + 1):
-        of_seeds = design.with_seeds(seeds)
-        for number in numbers:
-            taken = seeds * (fixed + of_documents * number / documents)
-            if best is not None and taken >= best.seconds:
-                break  # more documents take longer
-            if of_seeds.with_documents(number).decides(name, 0.0, level, margin) >= POWER:
-                best = Cheapest(seeds, number, taken)
-                break
+        if best is not None and seeds * (fixed + of_documents * FEWEST_DOCUMENTS / documents) >= best.seconds:
+            break  # more seeds take longer
+        with_documents = design.with_seeds(seeds).with_documents
+        number = fewest(with_documents, (name, 0.0, level, margin), above=FEWEST_DOCUMENTS - 1, most=most)
+        if number is not None:
+            taken = Cheapest(seeds, number, seeds * (fixed + of_documents * number / documents))
+            best = taken if best is None else min(best, taken, key=lambda choice: choice.seconds)
     return best
-
-
-def _document_numbers(documents: int) -> Sequence[int]:
-    """Return numbers of documents to try, in steps of about a tenth."""
-    most, numbers = max(FEWEST_DOCUMENTS, round(_MOST_TIMES * documents)), [FEWEST_DOCUMENTS]
-    while numbers[-1] < most:
-        numbers.append(min(most, max(numbers[-1] + 1, round(1.1 * numbers[-1]))))
-    return sorted({*numbers, max(FEWEST_DOCUMENTS, documents)})
