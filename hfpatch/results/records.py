@@ -98,18 +98,13 @@ def write_values(folder: Path, tasks: Iterable[str]) -> None:
     for task in tasks:
         path = folder / f"{task}.jsonl"
         rows = read_lines(path)
-        names: dict[str, str] = {}
-        for index, key in enumerate(key for key in (rows[0] if rows else ()) if key not in IDENTITY):
+        for metric in [key for key in (rows[0] if rows else ()) if key not in IDENTITY]:
             with suppress(TypeError, ValueError):  # neither numbers nor pairs of numbers, None as NaN
-                values = np.array([row.get(key) for row in rows], dtype=np.float64)
+                values = np.array([row.get(metric) for row in rows], dtype=np.float64)
                 if values.ndim == 1 or values.shape[1:] == (2,):
-                    names[key] = f"{len(header)}.{index}"
-                    tensors[names[key]] = values
-        header[task] = {
-            "bytes": path.stat().st_size,
-            "documents": hash_documents(row["doc_hash"] for row in rows),
-            "metrics": names,
-        }
+                    tensors[f"{task}/{metric}"] = values
+        documents = hash_documents(row["doc_hash"] for row in rows)
+        header[task] = {"bytes": path.stat().st_size, "documents": documents}
     with atomic_file(folder / VALUES) as temporary:
         save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
 
@@ -122,14 +117,13 @@ def read_values(folder: Path) -> dict[str, TaskValues]:
     try:
         if folder.is_dir():
             with safe_open(folder / VALUES, framework="numpy") as file:
-                header = json.loads(file.metadata()[_HEADER])
-                return {
-                    task: TaskValues(
-                        stored["documents"], {key: file.get_tensor(n) for key, n in stored["metrics"].items()}
-                    )
-                    for task, stored in header.items()
-                    if (folder / f"{task}.jsonl").stat().st_size == stored["bytes"]
-                }
+                names, by_task = set(file.keys()), {}
+                for task, stored in json.loads(file.metadata()[_HEADER]).items():
+                    if (folder / f"{task}.jsonl").stat().st_size == stored["bytes"]:
+                        of_task = [name for name in names if name.startswith(f"{task}/")]
+                        metrics = {name.removeprefix(f"{task}/"): file.get_tensor(name) for name in of_task}
+                        by_task[task] = TaskValues(stored["documents"], metrics)
+                return by_task
 
         # A row of each tensor in the comparison's file, see `write_published`
         out, method, seed = folder.parents[3], folder.parents[1].name, int(folder.parent.name.removeprefix("seed-"))

@@ -57,7 +57,7 @@ def test_numbers_and_pairs_are_kept_exactly(tmp_path):
 
 
 def test_a_metric_that_is_no_number_leaves_those_of_later_tasks_alone(tmp_path):
-    """f1 is left out of the first task; the numbers behind it once had the names of the second task's."""
+    """f1, which is left out, comes before others of the first task."""
     for task, right in (("quiz", 1), ("other", 0)):
         write(tmp_path, [{**row, "acc": right} for row in ROWS], task)
     write_values(tmp_path, ["quiz", "other"])
