@@ -213,15 +213,6 @@ def look_parts(seeds: Sequence[int]) -> list[float]:
     return [count / sum(seeds) for count in seeds]
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number by Holm's method: the k-th smallest of m times ``m + 1 - k``."""
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = largest
-    return corrected
-
-
 def deciding(primary: Mapping[str, Measure], measured: Iterable[tuple[str, str]]) -> dict[str, Measure]:
     """Return the measure that decides each task: bits per byte where it is measured by them, else the primary metric.
 
@@ -426,17 +417,18 @@ def judge(
             fields |= {"question": question, "method": method, "other": other, "task": task, **measure._asdict()}
             drafts.append(Verdict(**fields))
 
-        # Holm's method over the testable ones, and the corrected intervals
+        # Holm's method over the testable ones: p ascending, times how many are left; and the corrected intervals
         tested.sort(key=lambda pair: pair[1].p or 0.0)
-        corrected = holm([one.p or 0.0 for _, one in tested])
+        corrected, far = 0.0, ALPHA / max(1, len(tested))
         for rank, (index, one) in enumerate(tested):
-            rejected, far = corrected[rank] < ALPHA, ALPHA / len(tested)
-            near = ALPHA / (len(tested) - rank) if rejected and (one.p or 0.0) >= far else far  # its step in Holm's
-            low, high = interval_at(one, far, near)
+            left, p = len(tested) - rank, one.p or 0.0
+            corrected = max(corrected, min(1.0, left * p))
+            rejected = corrected < ALPHA
+            low, high = interval_at(one, far, near=ALPHA / left if rejected and p >= far else far)
             outcome: Outcome = "not decided"
             if rejected:
                 outcome = "better" if (one.difference > 0) == drafts[index].higher_is_better else "worse"
-            update: dict[str, Any] = {"outcome": outcome, "p_corrected": corrected[rank], "family": len(tested)}
+            update: dict[str, Any] = {"outcome": outcome, "p_corrected": corrected, "family": len(tested)}
             update |= {"corrected_low": low, "corrected_high": high, "level": far, "detectable": _visible(one, far)}
             drafts[index] = drafts[index].model_copy(update=update)
         verdicts += drafts

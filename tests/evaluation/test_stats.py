@@ -8,7 +8,6 @@ from scipy.stats import t as student
 
 from hfpatch.evaluation import stats
 from hfpatch.evaluation.stats import Estimate, Part
-from hfpatch.results.verdicts import holm
 
 
 def test_mcnemar_is_the_binomial_test_of_discordant_pairs():
@@ -149,12 +148,6 @@ def test_equal_methods_are_called_different_no_more_often_than_stated(seeds, spr
         found = np.mean(np.abs(estimate.difference) > estimate.reach(p))
         assert found < p + 0.01, p
         assert found < p * 1.15 + 0.001, p  # tighter where the nominal rate is small
-
-
-def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
-    assert holm([0.2]) == [0.2]
-    assert holm([]) == []
 
 
 @pytest.mark.parametrize("documents", [100, 30])

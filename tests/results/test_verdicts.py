@@ -60,7 +60,9 @@ def test_a_verdict_is_holms_and_its_interval_leaves_out_0_exactly_where_it_is_on
     sizes = rng.normal(0, 3, size=rng.integers(1, 30))
     made = [comparison(f"m{i}", d, 1.0, float(rng.integers(2, 200))) for i, d in enumerate(sizes)]
     verdicts = judged(made)
-    rejected = holm_reference([one.p for one in made])
+    p, rejected = np.array([one.p for one in made]), holm_reference([one.p for one in made])
+    corrected = np.minimum(1, np.maximum.accumulate(np.arange(len(p), 0, -1) * np.sort(p)))
+    assert sorted(verdict.p_corrected for verdict in verdicts) == pytest.approx(corrected)
     for i, (verdict, one) in enumerate(zip(verdicts, made, strict=True)):
         assert verdict.is_found == (i in rejected)
         assert verdict.outcome == ("not decided" if i not in rejected else "better" if sizes[i] < 0 else "worse")
