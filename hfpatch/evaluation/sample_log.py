@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transformers
+from lm_eval.loggers.evaluation_tracker import GeneralConfigTracker
 from lm_eval.loggers.utils import add_tokenizer_info
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list, sanitize_model_name
 
@@ -39,7 +41,7 @@ class SampleLog:
     def __init__(self, output: Path, name: str, arguments: Mapping[str, Any]) -> None:
         self.folder = output / FOLDER / sanitize_model_name(name)
         self._name, self._arguments = name, dict(arguments)
-        self._started, self._start, self._clock = time.time(), time.perf_counter(), Clock()
+        self._started, self._clock, self._tracker = time.time(), Clock(), GeneralConfigTracker()
         self._date = datetime.now().isoformat().replace(":", "-")
         self._parts: dict[str, dict[str, Any]] = {part: {} for part in _OF_TASKS}
         self._hashes: dict[str, str] = {}
@@ -75,7 +77,7 @@ class SampleLog:
         parts["results"] |= {**bare, **groups}
         parts["versions"] |= {name: group.version for name, group in selection.groups.items()}
         seeds = settings.seed or _DEFAULT_SEEDS
-        system, asked = settings.system_instruction, settings.apply_chat_template
+        asked = settings.apply_chat_template
         template = scorer.chat_template(asked) if asked else None
         results: dict[str, Any] = {
             **parts,
@@ -105,17 +107,9 @@ class SampleLog:
             "upper_git_hash": None,
         }
         add_tokenizer_info(results, scorer)
-        results |= {  # of lm-eval's tracker
-            "task_hashes": self._hashes,
-            "model_source": "hfpatch",
-            "model_name": self._name,
-            "model_name_sanitized": sanitize_model_name(self._name),
-            "system_instruction": system,
-            "system_instruction_sha": hash_string(system) if system else None,
-            "fewshot_as_multiturn": prompting(settings)["fewshot_as_multiturn"],
-            "chat_template": template,
-            "chat_template_sha": hash_string(template) if template else None,
-            "total_evaluation_time_seconds": str(time.perf_counter() - self._start),
-        }
+        as_turns, system = prompting(settings)["fewshot_as_multiturn"], settings.system_instruction
+        self._tracker.log_experiment_args("hfpatch", {"model": self._name}, system, template, as_turns)
+        self._tracker.log_end_time()
+        results |= {"task_hashes": self._hashes, **asdict(self._tracker)}
         text = json.dumps(results, indent=2, default=handle_non_serializable, ensure_ascii=False)
         write_text(self.folder / f"results_{self._date}.json", text)
