@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+
+from hfpatch.data.tokenizer import train_tokenizer
 
 NAMES = ["Anna", "Bert", "Cleo", "Dora", "Emil", "Fritz"]
 PLACES = ["garden", "kitchen", "harbour", "library", "stable", "mill"]
@@ -102,13 +103,7 @@ def own_data_dir(data_dir, tmp_path):
 @pytest.fixture(scope="session")
 def tokenizer():
     texts = [*passages(36), *(row["question"] for row in arc(12, 0)), *(row["page"] for row in articles(3))]
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
-    backend.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+    return train_tokenizer(texts, 320)
 
 
 def gpt_neox(positions=128):

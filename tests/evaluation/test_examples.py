@@ -1,5 +1,7 @@
 """Few-shot examples: none is the document itself, all models see the same ones, and lm-eval's command has its own."""
 
+from types import SimpleNamespace
+
 import lm_eval
 import pytest
 from own_tasks import write_task
@@ -8,7 +10,6 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate, load_tasks
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.run import Storage
-from hfpatch.evaluation.sample_log import SampleLog
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.cautions import document_cautions
@@ -52,15 +53,13 @@ def write(tmp_path, support):
     return written
 
 
-def asked(folder, support, tokenizer, monkeypatch, shots=5, **options):
+def asked(folder, support, tokenizer, shots=5, **options):
     """Return the prompts of the task and its result, which hfpatch's evaluation gives."""
-    outputs = []
-    monkeypatch.setattr(SampleLog, "__init__", lambda self: None)
-    monkeypatch.setattr(SampleLog, "add", lambda self, name, output: outputs.append(output["samples"][name]))
-    monkeypatch.setattr(SampleLog, "close", lambda self, *_: None)
+    samples = []
+    log = SimpleNamespace(add=lambda name, output: samples.extend(output["samples"][name]), close=lambda *_: None)
     settings = EvaluationSettings(tasks=("after",), include_path=str(folder), num_fewshot=shots, **options)
-    result = evaluate(support.gpt_neox(512), tokenizer, select(settings), storage=Storage(log=SampleLog()))["after"]
-    return [(sample["doc"], sample["arguments"][0][0]) for sample in outputs[0]], result
+    result = evaluate(support.gpt_neox(512), tokenizer, select(settings), storage=Storage(log=log))["after"]
+    return [(sample["doc"], sample["arguments"][0][0]) for sample in samples], result
 
 
 def of_lm_eval(folder, support, tokenizer, shots=5):
@@ -76,11 +75,11 @@ def own_shown(prompts):
 
 
 @pytest.mark.parametrize("name", SPLITS)
-def test_no_document_is_among_its_own_examples(write, support, tokenizer, monkeypatch, name):
+def test_no_document_is_among_its_own_examples(write, support, tokenizer, name):
     keys, leaks = SPLITS[name]
     folder, shots = write(**keys), 2 if name == "written out" else 5
     theirs = of_lm_eval(folder, support, tokenizer, shots)
-    ours, result = asked(folder, support, tokenizer, monkeypatch, shots)
+    ours, result = asked(folder, support, tokenizer, shots)
     assert (own_shown(theirs) > 0) == leaks
     assert own_shown(ours) == 0
     assert all(prompt.count("Q: ") == 1 + shots for _, prompt in ours)
@@ -92,12 +91,12 @@ def test_no_document_is_among_its_own_examples(write, support, tokenizer, monkey
     assert of_lm_eval(folder, support, tokenizer, shots) == theirs  # the task is as it was
 
 
-def test_the_examples_are_those_of_lm_eval_with_the_split_named(write, support, tokenizer, monkeypatch):
-    ours, _ = asked(write(test_split="train"), support, tokenizer, monkeypatch)
+def test_the_examples_are_those_of_lm_eval_with_the_split_named(write, support, tokenizer):
+    ours, _ = asked(write(test_split="train"), support, tokenizer)
     assert ours == of_lm_eval(write(test_split="train", fewshot_split="train"), support, tokenizer)
 
 
-def test_every_model_is_asked_the_same(write, support, tokenizer, monkeypatch):
+def test_every_model_is_asked_the_same(write, support, tokenizer):
     """The generator of examples is not where the last model left it."""
     settings = EvaluationSettings(tasks=("after",), include_path=str(write()), num_fewshot=2)
     chosen = select(settings)
@@ -105,8 +104,8 @@ def test_every_model_is_asked_the_same(write, support, tokenizer, monkeypatch):
     assert first.prompts_sha256 == second.prompts_sha256
 
 
-def test_examples_of_the_same_group_are_counted(write, support, tokenizer, monkeypatch):
-    prompts, result = asked(write(), support, tokenizer, monkeypatch, cluster={"after": "group"})
+def test_examples_of_the_same_group_are_counted(write, support, tokenizer):
+    prompts, result = asked(write(), support, tokenizer, cluster={"after": "group"})
     numbers = [[int(part.split("?")[0]) for part in prompt.split("What comes after ")[1:]] for _, prompt in prompts]
     related = sum(any(n % 6 == asked % 6 for n in others) for *others, asked in numbers)
     assert result.few_shot.related == related > 0
@@ -116,20 +115,18 @@ def test_examples_of_the_same_group_are_counted(write, support, tokenizer, monke
 
 
 @pytest.mark.parametrize("keys", [{"test_split": "train"}, {"test_split": "train", "fewshot_split": "train"}])
-def test_a_document_that_is_there_again_with_another_number_is_no_example(
-    tmp_path, write, support, tokenizer, monkeypatch, keys
-):
+def test_a_document_that_is_there_again_with_another_number_is_no_example(tmp_path, write, support, tokenizer, keys):
     folder = write(**keys)
     support.write_rows(
         tmp_path / "rows.jsonl",
         [{"question": f"Who is {n % 8}?", "answer": "me", "group": f"{n}"} for n in range(24)],
     )
-    prompts, result = asked(folder, support, tokenizer, monkeypatch)
+    prompts, result = asked(folder, support, tokenizer)
     assert own_shown(prompts) == 0
     assert all(prompt.count("Q: ") == 6 for _, prompt in prompts)
     assert result.few_shot.own_left_out
 
 
-def test_too_many_examples_are_one_line(write, support, tokenizer, monkeypatch):
+def test_too_many_examples_are_one_line(write, support, tokenizer):
     with pytest.raises(HfpatchError, match=r"task after: 24 few-shot examples cannot be chosen .*; lower num_fewshot"):
-        asked(write(), support, tokenizer, monkeypatch, shots=24)
+        asked(write(), support, tokenizer, shots=24)

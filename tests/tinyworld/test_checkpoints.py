@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from evaluation.conftest import continuation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinyworld.build import built_files, manifest
@@ -29,27 +30,15 @@ def base(request):
     return request.param, model.eval(), AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def log_probabilities(model, tokenizer, context, continuation):
-    """Return each continuation token's log-probability and whether it is the likeliest, one row at a time."""
-    prefix = tokenizer(context)["input_ids"]
-    whole = tokenizer(context + continuation)["input_ids"]
-    assert whole[: len(prefix)] == prefix
-    with torch.no_grad():
-        logits = model(torch.tensor([whole])).logits[0, len(prefix) - 1 : -1]
-    targets = torch.tensor(whole[len(prefix) :])
-    scores = torch.log_softmax(logits, dim=-1)[torch.arange(len(targets)), targets]
-    return scores, logits.argmax(dim=-1) == targets
-
-
 def best_choice(model, tokenizer, context, choices):
-    sums = [log_probabilities(model, tokenizer, context, f" {choice}")[0].sum().item() for choice in choices]
+    sums = [continuation(model, tokenizer, context, f" {choice}")[0].sum().item() for choice in choices]
     return sums.index(max(sums))
 
 
 def is_right(task, model, tokenizer, item):
     if task == "cloze":
         context, word = item["text"].rsplit(" ", 1)
-        return bool(log_probabilities(model, tokenizer, context, f" {word}")[1].all())
+        return bool(continuation(model, tokenizer, context, f" {word}")[1].all())
     if task == "endings":
         return best_choice(model, tokenizer, item["ctx"], item["endings"]) == item["label"]
     context = f"{item['passage']}\nQuestion: {item['question']}\nAnswer:"
@@ -69,7 +58,7 @@ def test_it_knows_the_base_split_better_than_the_shifted_one(base):
 
     def perplexity(split):
         scores = [
-            log_probabilities(model, tokenizer, tokenizer.eos_token, text)[0]
+            continuation(model, tokenizer, tokenizer.eos_token, text)[0]
             for text in documents(split, count=40, seed=12345)
         ]
         return math.exp(-torch.cat(scores).mean().item())
