@@ -29,41 +29,41 @@ def batches():
 def losses_by_hand(model):
     (batch,) = batches()
     logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    found = []
+    losses = []
     for row, start in zip(range(3), (0, 4, 0), strict=True):
-        found.append(float(F.cross_entropy(logits[row, start:-1], batch["input_ids"][row, start + 1 :])))
-    return found
+        losses.append(float(F.cross_entropy(logits[row, start:-1], batch["input_ids"][row, start + 1 :])))
+    return losses
 
 
 @pytest.mark.parametrize("case", list(TARGETS))
 def test_each_layers_ablation_is_the_model_with_that_layer_silenced_by_hand(case):
     model, twin = stacked(case), stacked(case)
-    found = ablate_layers(model, lambda m: document_losses(m, batches()))
-    assert [each.layer for each in found.without] == [0, 1, None]
-    assert found.items == 3
+    ablations = ablate_layers(model, lambda m: document_losses(m, batches()))
+    assert [ablation.layer for ablation in ablations.without] == [0, 1, None]
+    assert ablations.items == 3
     assert document_losses(twin, batches()) == pytest.approx(losses_by_hand(twin), rel=1e-6)
     whole = torch.tensor(losses_by_hand(twin)).double()
-    assert found.score == pytest.approx(float(whole.mean()), rel=1e-6)
-    for each in found.without:
+    assert ablations.score == pytest.approx(float(whole.mean()), rel=1e-6)
+    for ablation in ablations.without:
         twin = stacked(case)
         for name, parameter in twin.named_parameters():  # what writes to the model's own numbers is set to zero
             ours = any(part in name for part in ("preproj_down", "preproj_skip", "norm_out", "lora_B"))
-            if ours and (each.layer is None or f".{each.layer}." in name):
+            if ours and (ablation.layer is None or f".{ablation.layer}." in name):
                 parameter.data.zero_()
         values = torch.tensor(losses_by_hand(twin)).double()
-        assert each.score == pytest.approx(float(values.mean()), rel=1e-6)
-        assert each.change == pytest.approx(float((values - whole).mean()), abs=1e-6)
-        assert each.error == pytest.approx(float((values - whole).std()) / 3**0.5, abs=1e-6)
-    assert abs(found.without[-1].change) > 1e-4
-    assert found.without[-1].score == pytest.approx(sum(losses_by_hand(make_model(case))) / 3, rel=1e-6)
+        assert ablation.score == pytest.approx(float(values.mean()), rel=1e-6)
+        assert ablation.change == pytest.approx(float((values - whole).mean()), abs=1e-6)
+        assert ablation.error == pytest.approx(float((values - whole).std()) / 3**0.5, abs=1e-6)
+    assert abs(ablations.without[-1].change) > 1e-4
+    assert ablations.without[-1].score == pytest.approx(sum(losses_by_hand(make_model(case))) / 3, rel=1e-6)
 
 
 def test_blocks_of_two_lists_are_not_taken_for_one():
     """HRM has two lists of blocks, so that every number occurs twice in the names of its modules."""
     model = patch(twin(AutoConfig.for_model("hrm_text")), PreProjectionConfig())
-    found = ablate_layers(model, lambda m: [0.0, 1.0])
-    assert [each.layer for each in found.without] == [site.layer for site in find_sites(model)] + [None]
-    assert len(found.without) > 2
+    ablations = ablate_layers(model, lambda m: [0.0, 1.0])
+    assert [ablation.layer for ablation in ablations.without] == [site.layer for site in find_sites(model)] + [None]
+    assert len(ablations.without) > 2
 
 
 def test_flags_and_logits_are_left_as_they_were_also_where_a_score_fails():

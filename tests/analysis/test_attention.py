@@ -16,7 +16,7 @@ ROWS = [[5, 9, 11, 7, 3], [8, 4, 30], [12, 13, 14, 15, 16, 17, 18], [20, 21]]
 def one_by_one(model, rows):
     """Sink, entropy and distance of each layer and head, from the weights of one document at a time."""
     model.set_attn_implementation("eager")
-    found = {}
+    by_head = {}
     for row in rows:
         with torch.no_grad():
             layers = model(torch.tensor([row]), output_attentions=True).attentions
@@ -24,10 +24,10 @@ def one_by_one(model, rows):
             for head, matrix in enumerate(weights[0].double().tolist()):
                 for i in range(1, len(row)):
                     seen = matrix[i][: i + 1]
-                    entropy = -sum(each * math.log(each) for each in seen)
-                    back = sum(each * (i - j) for j, each in enumerate(seen))
-                    found.setdefault((layer, head), []).append((seen[0], entropy, back))
-    return {key: torch.tensor(each).mean(0).tolist() for key, each in found.items()}
+                    entropy = -sum(weight * math.log(weight) for weight in seen)
+                    back = sum(weight * (i - j) for j, weight in enumerate(seen))
+                    by_head.setdefault((layer, head), []).append((seen[0], entropy, back))
+    return {key: torch.tensor(rows).mean(0).tolist() for key, rows in by_head.items()}
 
 
 @pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "gemma2", "qwen3", "falcon_per_head", "opt", "bloom", "phi3"])
@@ -38,29 +38,29 @@ def test_numbers_are_those_of_each_document_alone(case, patched):
         patch(model, PreProjectionConfig())
         perturb(model)
     before = model.config._attn_implementation
-    found = {(each.layer, each.head): each for each in head_attention(model, batches_of(ROWS, size=3))}
+    by_head = {(head.layer, head.head): head for head in head_attention(model, batches_of(ROWS, size=3))}
     assert model.config._attn_implementation == before
     assert not any(site.attention._forward_hooks and not patched for site in find_sites(model))
     expected = one_by_one(model, ROWS)
-    assert found.keys() == expected.keys()
+    assert by_head.keys() == expected.keys()
     for key, numbers in expected.items():
-        each = found[key]
-        assert [each.sink, each.entropy, each.distance] == pytest.approx(numbers, abs=2e-5), key
+        head = by_head[key]
+        assert [head.sink, head.entropy, head.distance] == pytest.approx(numbers, abs=2e-5), key
 
 
 def test_packed_documents_are_counted_apart():
     model = make_model("llama")
     packed = torch.tensor([[token for row in ROWS[:3] for token in row]])
-    positions = torch.tensor([[place for row in ROWS[:3] for place in range(len(row))]])
-    (found, *_) = head_attention(model, [{"input_ids": packed, "position_ids": positions}])
-    assert [found.sink, found.entropy, found.distance] == pytest.approx(one_by_one(model, ROWS[:3])[0, 0], abs=2e-5)
+    positions = torch.tensor([[position for row in ROWS[:3] for position in range(len(row))]])
+    (first, *_) = head_attention(model, [{"input_ids": packed, "position_ids": positions}])
+    assert [first.sink, first.entropy, first.distance] == pytest.approx(one_by_one(model, ROWS[:3])[0, 0], abs=2e-5)
 
 
 def test_every_family_tells_its_weights():
     for case in CASES:
-        found = head_attention(make_model(case), [{"input_ids": make_tokens(2, 9)}])
-        assert {each.layer for each in found} == {0, 1}, case
-        assert all(0 <= each.sink <= 1 and 0 <= each.entropy <= math.log(9) for each in found), case
+        heads = head_attention(make_model(case), [{"input_ids": make_tokens(2, 9)}])
+        assert {head.layer for head in heads} == {0, 1}, case
+        assert all(0 <= head.sink <= 1 and 0 <= head.entropy <= math.log(9) for head in heads), case
 
 
 def test_a_module_that_keeps_its_weights_is_named_and_nothing_stays():

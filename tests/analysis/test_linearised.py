@@ -68,24 +68,24 @@ def within_rows(logits, head):
 def test_the_shares_are_those_of_the_logits_themselves(config):
     model = perturb_and_patch("llama", config)
     (fit, held_out) = both()
-    found = linearise(model, fit, held_out)
-    assert [each.layer for each in found] == [0, 1]
-    for each in found:
-        x, q, k = seen_in(model, each.layer, fit[0])
+    layers = linearise(model, fit, held_out)
+    assert [layer.layer for layer in layers] == [0, 1]
+    for layer in layers:
+        x, q, k = seen_in(model, layer.layer, fit[0])
         flat_x, flat_q, flat_k = (v.flatten(0, 1) for v in (x, q, k))
-        x, q, k = seen_in(model, each.layer, held_out[0])
-        query, key = (side.movedim(0, 1).flatten(1) for side in (each.weights.query, each.weights.key))
+        x, q, k = seen_in(model, layer.layer, held_out[0])
+        query, key = (side.movedim(0, 1).flatten(1) for side in (layer.weights.query, layer.weights.key))
         # the bias of a least-squares fit is whatever makes the mean residual on the fitted tokens zero
         q_hat = x @ query + (flat_q - flat_x @ query).mean(0)
         k_hat = x @ key + (flat_k - flat_x @ key).mean(0)
-        attention = model.model.layers[each.layer].self_attn
+        attention = model.model.layers[layer.layer].self_attn
         q_0, k_0 = (x @ getattr(attention, f"{name}_proj").weight.double().T for name in "qk")
         true, fitted, base = logits_of(q, k), logits_of(q_hat, k_hat), logits_of(q_0, k_0)
         for head in range(4):
             left = within_rows(true - fitted, head)
-            assert each.explained[head] == pytest.approx(1 - left / within_rows(true, head), abs=1e-6)
+            assert layer.explained[head] == pytest.approx(1 - left / within_rows(true, head), abs=1e-6)
             change = within_rows(true - base, head)
-            assert each.explained_change[head] == pytest.approx(1 - left / change, abs=1e-4)
+            assert layer.explained_change[head] == pytest.approx(1 - left / change, abs=1e-4)
 
 
 def perturb_and_patch(case, config):
@@ -98,11 +98,11 @@ def test_the_fit_is_a_stationary_point_of_ridge_regression():
     """XᵀR − XᵀX·W is λW for one λ: what defines (XᵀX + λI)⁻¹XᵀR."""
     model = perturb_and_patch("llama", NonlinearQueryConfig())
     (fit, held_out) = both()
-    each = linearise(model, fit, held_out)[0]
+    layer = linearise(model, fit, held_out)[0]
     x, q, _ = (v.flatten(0, 1) for v in seen_in(model, 0, fit[0]))
-    known = head_weights(model)[0].query
-    change = (each.weights.query - known).movedim(0, 1).flatten(1)
-    r = q - x @ known.movedim(0, 1).flatten(1)
+    base = head_weights(model)[0].query
+    change = (layer.weights.query - base).movedim(0, 1).flatten(1)
+    r = q - x @ base.movedim(0, 1).flatten(1)
     x, r = x - x.mean(0), r - r.mean(0)
     gradient = x.T @ r - x.T @ x @ change
     ridge = float((gradient * change).sum() / change.pow(2).sum())
@@ -114,40 +114,40 @@ def test_the_fit_is_a_stationary_point_of_ridge_regression():
 @pytest.mark.parametrize("case", CASES)
 def test_a_patch_that_does_nothing_leaves_the_relation(case):
     model = patch(make_model(case), [PreProjectionConfig(), NonlinearQueryConfig()])
-    for each, base in zip(linearise(model, *both()), head_weights(make_model(case)), strict=True):
-        assert float((each.weights.query - base.query).abs().max()) < 1e-5
-        assert float((each.weights.key - base.key).abs().max()) < 1e-5
-        assert each.explained == pytest.approx([1.0] * 4, abs=1e-8)
-        assert each.explained_change == (None,) * 4
-        assert each.fit_tokens == 240
+    for layer, base in zip(linearise(model, *both()), head_weights(make_model(case)), strict=True):
+        assert float((layer.weights.query - base.query).abs().max()) < 1e-5
+        assert float((layer.weights.key - base.key).abs().max()) < 1e-5
+        assert layer.explained == pytest.approx([1.0] * 4, abs=1e-8)
+        assert layer.explained_change == (None,) * 4
+        assert layer.fit_tokens == 240
 
 
 def test_the_rounding_of_a_bfloat16_base_is_no_change():
     model = patch(make_model("llama", torch.bfloat16), NonlinearQueryConfig())
-    assert [each.explained_change for each in linearise(model, *both())] == [(None,) * 4] * 2
+    assert [layer.explained_change for layer in linearise(model, *both())] == [(None,) * 4] * 2
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_linear_control_is_explained_whole_and_a_nonlinear_query_is_not(case):
     linear = {"activation": "identity", "input_norm": "none", "output_norm": "none"}
     control = perturb_and_patch(case, NonlinearQueryConfig(**linear))
-    for each in linearise(control, *both()):
-        assert each.explained_change == pytest.approx([1.0] * 4, abs=1e-6)
+    for layer in linearise(control, *both()):
+        assert layer.explained_change == pytest.approx([1.0] * 4, abs=1e-6)
     nonlinear = perturb_and_patch(case, NonlinearQueryConfig(form="literal", activation="relu2"))
-    for each in linearise(nonlinear, *both()):
-        assert all(share < 0.999 for share in each.explained_change)
-        assert all(share <= 1 for share in each.explained)
+    for layer in linearise(nonlinear, *both()):
+        assert all(share < 0.999 for share in layer.explained_change)
+        assert all(share <= 1 for share in layer.explained)
 
 
 def test_a_linear_pre_projection_is_absorbed_into_the_matrices():
     model = perturb_and_patch("llama", PreProjectionConfig(activation="identity"))
-    each, base = linearise(model, *both())[1], head_weights(make_model("llama"))[1]
+    layer, base = linearise(model, *both())[1], head_weights(make_model("llama"))[1]
     adapter = model.model.layers[1].self_attn.hfpatch_pre_projection
     names = (f"preproj_{part}.pre_projection.weight" for part in ("up", "down"))
     up, down = (adapter.get_parameter(name).detach().double() for name in names)
     mapped = torch.eye(HIDDEN).double() + up.T @ down.T
-    for found, weights in ((each.weights.query, base.query), (each.weights.key, base.key)):
-        assert found.flatten().tolist() == pytest.approx((mapped @ weights).flatten().tolist(), abs=1e-4)
+    for fitted, weights in ((layer.weights.query, base.query), (layer.weights.key, base.key)):
+        assert fitted.flatten().tolist() == pytest.approx((mapped @ weights).flatten().tolist(), abs=1e-4)
 
 
 def test_padding_and_packing_do_not_matter():
@@ -186,10 +186,10 @@ def test_every_family_is_analysed(case):
     """In every layout, an approximation of the right shape that explains nearly all of a slightly nonlinear query."""
     model = patch(make_model(case), NonlinearQueryConfig())
     perturb(model, std=0.02)
-    found = linearise(model, *both())
-    assert [each.layer for each in found] == [0, 1]
-    for each, base in zip(found, head_weights(model, patched=False), strict=True):
-        assert each.weights.query.shape == base.query.shape
-        assert each.weights.key.shape == base.key.shape
-        assert min(each.explained) > 0.99
-        assert all(share < 1 for share in each.explained_change)
+    layers = linearise(model, *both())
+    assert [layer.layer for layer in layers] == [0, 1]
+    for layer, base in zip(layers, head_weights(model, patched=False), strict=True):
+        assert layer.weights.query.shape == base.query.shape
+        assert layer.weights.key.shape == base.key.shape
+        assert min(layer.explained) > 0.99
+        assert all(share < 1 for share in layer.explained_change)

@@ -28,18 +28,18 @@ def test_what_moved_since_the_start_is_counted(tmp_path):
     model = make_model("llama")
     before, after = initial_tensors(model, folder, seed=3), patch_tensors(model, folder)
     assert not any("lora" in name or "preproj" in name for name, _ in model.named_parameters())
-    found = {f"model.layers.{each.layer}.{each.tensor}": each for each in movement(before, after)}
-    assert len(found) == len(after)
+    moved = {f"model.layers.{tensor.layer}.{tensor.tensor}": tensor for tensor in movement(before, after)}
+    assert len(moved) == len(after)
     assert after.keys() == patch_tensors(patch(make_model("llama"), PARTS, seed=3)).keys()
-    for name, each in found.items():
+    for name, tensor in moved.items():
         if name == down:
-            assert (each.layer, each.unmoved, each.before) == (1, 0, 0.0)
-            assert each.distance == each.after == pytest.approx(each.weights**0.5)
+            assert (tensor.layer, tensor.unmoved, tensor.before) == (1, 0, 0.0)
+            assert tensor.distance == tensor.after == pytest.approx(tensor.weights**0.5)
         elif name == up:
-            assert (each.layer, each.unmoved) == (0, each.weights - 32)
-            assert each.distance == pytest.approx(0.5 * 32**0.5, rel=1e-5)
+            assert (tensor.layer, tensor.unmoved) == (0, tensor.weights - 32)
+            assert tensor.distance == pytest.approx(0.5 * 32**0.5, rel=1e-5)
         else:
-            assert (each.unmoved, each.distance) == (each.weights, 0.0), name
+            assert (tensor.unmoved, tensor.distance) == (tensor.weights, 0.0), name
 
 
 def test_without_the_runs_seed_only_what_holds_its_own_is_compared(tmp_path):
@@ -68,8 +68,8 @@ def test_what_a_run_recorded_is_read_whether_or_not_it_ended(tmp_path):
     lines = [{"step": step, "loss": 4.0 - step} for step in (0, 1, 2)]  # pretraining measures before its first step
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "metrics.jsonl").write_text(text + '{"step": 3, "lo')
-    found = read_run(tmp_path)
-    assert (found.steps, found.final_loss, found.update_survival) == (2, 2.0, {})
+    record = read_run(tmp_path)
+    assert (record.steps, record.final_loss, record.update_survival) == (2, 2.0, {})
     (tmp_path / "training.json").write_text('{"steps": 7, "final_loss": 1.5, "update_survival": {"all": 0.9}}')
-    found = read_run(tmp_path)
-    assert (found.steps, found.final_loss, found.update_survival) == (7, 1.5, {"all": 0.9})
+    record = read_run(tmp_path)
+    assert (record.steps, record.final_loss, record.update_survival) == (7, 1.5, {"all": 0.9})

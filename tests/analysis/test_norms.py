@@ -49,9 +49,9 @@ def adapter_weights(model, ending):
 @pytest.mark.parametrize("kind", KINDS)
 def test_skip_norms_beside_those_at_the_papers_init(kind):
     model = patch(make_model(kind), PreProjectionConfig(content_skip=True, init="paper"))
-    found = skip_norms(model)
-    assert [norm.layer for norm in found] == [0, 1]
-    for norm, weight in zip(found, adapter_weights(model, "preproj_skip.pre_projection.weight"), strict=True):
+    norms = skip_norms(model)
+    assert [norm.layer for norm in norms] == [0, 1]
+    for norm, weight in zip(norms, adapter_weights(model, "preproj_skip.pre_projection.weight"), strict=True):
         assert norm.norm == pytest.approx(math.sqrt(float((weight.double() ** 2).sum())), rel=1e-6)
         assert norm.at_paper_init == pytest.approx(1e-4 * HIDDEN)
         assert norm.norm == pytest.approx(norm.at_paper_init, rel=0.1)
@@ -81,7 +81,7 @@ def test_what_does_nothing_has_no_size_and_what_is_not_there_no_entry(batch):
     assert [(norm.layer, norm.norm) for norm in skip_norms(with_skip)] == [(1, 0.0)]
     alone = patch(make_model("gpt_neox"), PreProjectionConfig(expansion=0, content_skip=True, init="paper"))
     assert pre_projection_sizes(alone, [batch]) == []
-    assert all(each.size > 0 for each in skip_sizes(alone, [batch]))
+    assert all(size.size > 0 for size in skip_sizes(alone, [batch]))
     assert len(skip_norms(alone)) == len(find_sites(alone))
     preserving = patch(make_model("llama"), NonlinearQueryConfig())
     assert [size.size for size in query_sizes(preserving, [batch])] == [0.0, 0.0]
@@ -91,9 +91,9 @@ def test_a_model_without_a_projection_of_the_query_has_sizes_of_its_values(batch
     config = AutoConfig.for_model("jetmoe", vocab_size=96, hidden_size=32, num_hidden_layers=1, num_key_value_heads=2,
                                   kv_channels=8, intermediate_size=48, num_local_experts=2)  # fmt: skip
     model = patch(AutoModelForCausalLM.from_config(config), NonlinearQueryConfig(targets="value", form="literal"))
-    (found,) = query_sizes(model, [batch])
-    assert found.target == "value"
-    assert found.head_sizes == (found.size,)  # no query says how wide a head is
+    (sizes,) = query_sizes(model, [batch])
+    assert sizes.target == "value"
+    assert sizes.head_sizes == (sizes.size,)  # no query says how wide a head is
 
 
 def test_sizes_weight_tokens_not_batches(batch):
@@ -181,18 +181,18 @@ def test_query_sizes_and_cosines_by_head_and_position(kind, batch):
     f = (f - f.mean(-1, keepdim=True)) / (f.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
     ratio, cosine = f.norm(dim=-1) / anchor.norm(dim=-1), (f * anchor).sum(-1) / (f.norm(dim=-1) * anchor.norm(dim=-1))
     mask = batch["attention_mask"].bool()
-    found = query_sizes(model, [batch])[0]
-    assert (found.layer, found.adapter, found.target) == (0, "nonlinear_query", "query")
-    assert found.size == pytest.approx(float(ratio[mask].mean()), rel=1e-4)
-    assert found.cosine == pytest.approx(float(cosine[mask].mean()), abs=1e-5)
-    assert len(found.head_sizes) == len(found.head_cosines) == 4
+    sizes = query_sizes(model, [batch])[0]
+    assert (sizes.layer, sizes.adapter, sizes.target) == (0, "nonlinear_query", "query")
+    assert sizes.size == pytest.approx(float(ratio[mask].mean()), rel=1e-4)
+    assert sizes.cosine == pytest.approx(float(cosine[mask].mean()), abs=1e-5)
+    assert len(sizes.head_sizes) == len(sizes.head_cosines) == 4
     part, whole = f[..., 8:16], anchor[..., 8:16]  # the second head
-    assert found.head_sizes[1] == pytest.approx(float((part.norm(dim=-1) / whole.norm(dim=-1))[mask].mean()), rel=1e-4)
+    assert sizes.head_sizes[1] == pytest.approx(float((part.norm(dim=-1) / whole.norm(dim=-1))[mask].mean()), rel=1e-4)
     inner = (part * whole).sum(-1) / (part.norm(dim=-1) * whole.norm(dim=-1))
-    assert found.head_cosines[1] == pytest.approx(float(inner[mask].mean()), abs=1e-5)
-    assert len(found.position_sizes) == 7  # the second row is padded by three, so its first token stands at 3
-    assert found.position_sizes[1] == pytest.approx(float(torch.stack([ratio[0, 1], ratio[1, 4]]).mean()), rel=1e-4)
-    assert found.position_cosines[6] == pytest.approx(float(cosine[0, 6]), abs=1e-5)
+    assert sizes.head_cosines[1] == pytest.approx(float(inner[mask].mean()), abs=1e-5)
+    assert len(sizes.position_sizes) == 7  # the second row is padded by three, so its first token stands at 3
+    assert sizes.position_sizes[1] == pytest.approx(float(torch.stack([ratio[0, 1], ratio[1, 4]]).mean()), rel=1e-4)
+    assert sizes.position_cosines[6] == pytest.approx(float(cosine[0, 6]), abs=1e-5)
 
 
 @torch.no_grad()
@@ -213,7 +213,7 @@ def test_the_anchor_of_a_second_query_is_the_scaled_output_of_the_first(batch):
     )
     scaled = anchor + 0.25 * ((anchor + f) / 2 - anchor)
     mask = batch["attention_mask"].bool()
-    first, second = [each for each in query_sizes(model, [batch]) if each.layer == 0]
+    first, second = [size for size in query_sizes(model, [batch]) if size.layer == 0]
     assert first.size == pytest.approx(float((f.norm(dim=-1) / anchor.norm(dim=-1))[mask].mean()), rel=1e-4)
     assert second.size == pytest.approx(float((g.norm(dim=-1) / scaled.norm(dim=-1))[mask].mean()), rel=1e-4)
 
@@ -222,11 +222,11 @@ def test_a_peft_model_is_analysed_like_a_patched_one(batch):
     config = PreProjectionConfig(init="paper", content_skip=True)
     wrapped, patched = get_peft_model(make_model("llama"), config), patch(make_model("llama"), config)
     for measure in (pre_projection_sizes, skip_sizes):
-        found, expected = measure(wrapped, [batch]), measure(patched, [batch])
-        assert [each.size for each in found] == [each.size for each in expected]
-        assert len(found) == 2
+        sizes, expected = measure(wrapped, [batch]), measure(patched, [batch])
+        assert [size.size for size in sizes] == [size.size for size in expected]
+        assert len(sizes) == 2
     twice = get_peft_model(make_model("llama"), NonlinearQueryConfig(form="literal"))
-    assert [each.adapter for each in query_sizes(twice, [batch])] == ["default"] * 2
+    assert [size.adapter for size in query_sizes(twice, [batch])] == ["default"] * 2
     assert len(ablate_layers(twice, lambda m: document_losses(m, [batch])).without) == 3
     assert len(head_relations(twice, head_weights(twice))) == 8
 
@@ -244,10 +244,10 @@ def test_the_f_that_a_model_was_pretrained_with_by_head(batch, query):
     f, model = path.f(x), model.float()
     ratio, cosine = f.norm(dim=-1) / anchor.norm(dim=-1), (f * anchor).sum(-1) / (f.norm(dim=-1) * anchor.norm(dim=-1))
     heads = f.reshape(-1, 4, HIDDEN // 4).norm(dim=-1) / anchor.reshape(-1, 4, HIDDEN // 4).norm(dim=-1)
-    found = query_sizes(model, [batch])[1]
-    assert (found.layer, found.adapter, found.target) == (1, OWN, "query")
-    assert (found.size, found.cosine) == pytest.approx((ratio.mean().item(), cosine.mean().item()), rel=1e-4)
-    assert found.head_sizes == pytest.approx(heads.mean(0).tolist(), rel=1e-4)
+    sizes = query_sizes(model, [batch])[1]
+    assert (sizes.layer, sizes.adapter, sizes.target) == (1, OWN, "query")
+    assert (sizes.size, sizes.cosine) == pytest.approx((ratio.mean().item(), cosine.mean().item()), rel=1e-4)
+    assert sizes.head_sizes == pytest.approx(heads.mean(0).tolist(), rel=1e-4)
 
 
 def test_a_layer_that_is_not_below_its_attention_is_found():

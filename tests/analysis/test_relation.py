@@ -40,9 +40,9 @@ def direct(b):
     }
 
 
-def same(found, expected, tolerance=1e-10):
+def same(relation, expected, tolerance=1e-10):
     expected = asdict(expected) if isinstance(expected, Relation) else expected
-    assert asdict(found) == pytest.approx(expected, rel=tolerance, abs=tolerance)
+    assert asdict(relation) == pytest.approx(expected, rel=tolerance, abs=tolerance)
 
 
 def matrices_of(case, model, layer=0):
@@ -77,17 +77,17 @@ def rotation(case, offset):
 def test_relations_are_those_of_the_whole_matrix(case):
     model = make_model(case)
     weights = head_weights(model)
-    found = head_relations(model, weights, offsets=(0, 1, 5))
-    assert [(each.layer, each.head) for each in found] == [(layer, head) for layer in range(2) for head in range(HEADS)]
+    heads = head_relations(model, weights, offsets=(0, 1, 5))
+    assert [(one.layer, one.head) for one in heads] == [(layer, head) for layer in range(2) for head in range(HEADS)]
     for layer in range(2):
         query, key = matrices_of(case, model, layer)
         for head in range(HEADS):
-            each = found[layer * HEADS + head]
-            assert sorted(each.by_offset) == ([0] if case == "gpt2" else [0, 1, 5])
-            for offset, relation in each.by_offset.items():
+            one = heads[layer * HEADS + head]
+            assert sorted(one.by_offset) == ([0] if case == "gpt2" else [0, 1, 5])
+            for offset, relation in one.by_offset.items():
                 b = query[head] @ rotation(case, offset) @ key[head].T
                 same(relation, direct(b), 1e-6 if offset else 1e-10)  # the model holds its frequencies in fp32
-    assert [each.key_head for each in found[:HEADS]] == ([0, 0, 1, 1] if case == "llama" else [0, 1, 2, 3])
+    assert [one.key_head for one in heads[:HEADS]] == ([0, 0, 1, 1] if case == "llama" else [0, 1, 2, 3])
 
 
 @given(
@@ -207,7 +207,7 @@ def test_gains_of_norms_behind_the_projections_are_in_the_relation(case):
     attention, site = model.model.layers[0].self_attn, find_sites(model)[0]
     x, seen = attention_of(model, site)
     rotary = rotary_of(model, site, K)
-    found = {each.head: each for each in head_relations(model, head_weights(model), offsets=(0, 3)) if each.layer == 0}
+    by_head = {one.head: one for one in head_relations(model, head_weights(model), offsets=(0, 3)) if one.layer == 0}
 
     def sides(projection, norm):
         gain, weight = norm.weight + added, projection.weight
@@ -217,13 +217,13 @@ def test_gains_of_norms_behind_the_projections_are_in_the_relation(case):
 
     query, by_query = sides(attention.q_proj, attention.q_norm)
     key, by_key = sides(attention.k_proj, attention.k_norm)
-    for head, each in found.items():
-        mine, theirs = query[:, head], key[:, each.key_head]
-        for offset, relation in each.by_offset.items():
+    for head, one in by_head.items():
+        mine, theirs = query[:, head], key[:, one.key_head]
+        for offset, relation in one.by_offset.items():
             same(relation, direct(mine @ rotary.matrix(offset) @ theirs.T), 1e-6)
         for i in range(7):
             logits = torch.stack([x[i] @ mine @ rotary.matrix(i - j) @ theirs.T @ x[j] for j in range(i + 1)]) / K**0.5
-            logits = logits / by_query[i, head] / by_key[: i + 1, each.key_head]
+            logits = logits / by_query[i, head] / by_key[: i + 1, one.key_head]
             assert seen[head, i, : i + 1] - seen[head, i, 0] == pytest.approx(logits - logits[0], abs=2e-4)
 
 
@@ -335,7 +335,7 @@ def test_the_shape_of_pythia_160m_is_done_in_time():
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config)
     start = time.process_time()
-    found = head_relations(model, head_weights(model))
+    heads = head_relations(model, head_weights(model))
     assert time.process_time() - start < 30
-    assert len(found) == 144
-    assert found[0].here.symmetric == pytest.approx(0.5, abs=0.05)  # random weights
+    assert len(heads) == 144
+    assert heads[0].here.symmetric == pytest.approx(0.5, abs=0.05)  # random weights

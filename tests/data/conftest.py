@@ -50,7 +50,7 @@ def write_rows(path, rows):
 
 def stream_rows(documents, size, start=()):
     """Return the rows of a stream, those that begin inside a document with the start tokens."""
-    flat = [(token, place == 0) for document in documents for place, token in enumerate(document)]
+    flat = [(token, index == 0) for document in documents for index, token in enumerate(document)]
     rows, at = [], 0
     while at < len(flat):
         before = [] if flat[at][1] else [*start]

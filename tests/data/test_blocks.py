@@ -46,19 +46,19 @@ def test_padded_row_written_out():
 
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=40), st.integers(2, 16))
 def test_packing_predicts_each_pair_inside_a_piece_once(lengths, block_size):
-    documents = [[1000 * index + place for place in range(length)] for index, length in enumerate(lengths)]
+    documents = [[1000 * index + position for position in range(length)] for index, length in enumerate(lengths)]
     blocks = blocks_from_stream(stream(*documents), settings(block_size=block_size), pad_token_id=0)
     pairs = []
     for row in (blocks[index] for index in range(len(blocks))):
-        for place in range(1, block_size):
-            if row["labels"][place] != IGNORE:
-                assert row["position_ids"][place] == row["position_ids"][place - 1] + 1
-                pairs.append((int(row["input_ids"][place - 1]), int(row["input_ids"][place])))
+        for position in range(1, block_size):
+            if row["labels"][position] != IGNORE:
+                assert row["position_ids"][position] == row["position_ids"][position - 1] + 1
+                pairs.append((int(row["input_ids"][position - 1]), int(row["input_ids"][position])))
     expected = [
-        (document[place - 1], document[place])
+        (document[position - 1], document[position])
         for document in documents
-        for place in range(1, len(document))
-        if place % block_size
+        for position in range(1, len(document))
+        if position % block_size
     ]
     assert sorted(pairs) == sorted(expected)
 
@@ -89,9 +89,9 @@ def test_rows_that_begin_inside_a_document_begin_as_documents_do():
 def test_rows_of_a_stream_written_out(gaps, lengths, block_size, added, owned):
     """Cut from the documents as one list, after the start tokens unless a document begins there."""
     start = [7000, 7001][:added]
-    documents = [[100 * index + place for place in range(length)] for index, length in enumerate(lengths)]
-    kept = [place for place in range(len(documents)) if not gaps or place % 3 != 1]
-    rows = stream_rows([documents[place] for place in kept], block_size, start)
+    documents = [[100 * index + position for position in range(length)] for index, length in enumerate(lengths)]
+    kept = [number for number in range(len(documents)) if not gaps or number % 3 != 1]
+    rows = stream_rows([documents[number] for number in kept], block_size, start)
     given = {"pad_token_id": 0, "start": start, "with_owners": owned}
     made = stream(*documents).take(np.array(kept))
     chosen = settings(block_size=block_size, layout="stream")
@@ -108,7 +108,7 @@ def test_rows_of_a_stream_written_out(gaps, lengths, block_size, added, owned):
         real = np.asarray(rows) < 7000
         assert (blocks.owners >= 0).all()
         owners = [[kept.index(token // 100) for token in row if token < 7000] for row in rows]
-        assert [own[is_real].tolist() for own, is_real in zip(blocks.owners, real, strict=True)] == owners
+        assert [row_owners[is_real].tolist() for row_owners, is_real in zip(blocks.owners, real, strict=True)] == owners
     if not start and not owned:  # only rows that cross a gap are copies
         arrays = blocks.rows.arrays if isinstance(blocks.rows, JoinedRows) else [blocks.rows]
         assert all(np.shares_memory(array, made.tokens) or len(array) == 1 for array in arrays)

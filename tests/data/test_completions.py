@@ -50,17 +50,17 @@ def turns(*pairs):
 def by_hand(messages, tokenizer, first=0):
     """Token ids and labels, message by message: special tokens keep the pieces of text apart."""
     ids, labels = [], []
-    for place, message in enumerate(messages):
+    for number, message in enumerate(messages):
         header = [tokenizer.convert_tokens_to_ids(f"<|{message['role']}|>")]
-        own = tokenizer(message["content"])["input_ids"] + [tokenizer.convert_tokens_to_ids("<|end|>")]
-        learned = message["role"] == "assistant" and place >= first
-        ids += header + own
-        labels += [IGNORE] * len(header) + (own if learned else [IGNORE] * len(own))
+        content = tokenizer(message["content"])["input_ids"] + [tokenizer.convert_tokens_to_ids("<|end|>")]
+        learned = message["role"] == "assistant" and number >= first
+        ids += header + content
+        labels += [IGNORE] * len(header) + (content if learned else [IGNORE] * len(content))
     return ids, labels
 
 
-def encode(value, tokenizer, **own):
-    data = DataSettings(source="x", format="messages" if "messages" in value else "prompt_completion", **own)
+def encode(value, tokenizer, **options):
+    data = DataSettings(source="x", format="messages" if "messages" in value else "prompt_completion", **options)
     ((ids, mask, _),) = Completions(tokenizer, data).encode([json.dumps(value)])
     return ids, [token if learned else IGNORE for token, learned in zip(ids, mask, strict=True)]
 
@@ -73,8 +73,8 @@ def test_the_assistant_s_turns_are_learned_with_their_ends(chat, template, conte
     messages = turns(*zip(["system", "user", "assistant", "user", "assistant", "assistant"], contents, strict=False))
     assert encode({"messages": messages}, chat) == by_hand(messages, chat)
     earlier, last = turns(("assistant", "old"), ("user", contents[0])), turns(("assistant", contents[1]))
-    found = encode({"prompt": earlier, "completion": last}, chat)
-    assert found == by_hand(earlier + last, chat, first=2)
+    encoded = encode({"prompt": earlier, "completion": last}, chat)
+    assert encoded == by_hand(earlier + last, chat, first=2)
     chat.chat_template = PLAIN
 
 
@@ -86,7 +86,7 @@ def test_every_training_template_of_trl_is_taken(chat, path):
     """The learned tokens are those of transformers' own mask, of which TRL computes its loss."""
     messages = turns(("user", "Where is it?"), ("assistant", "At the mill."), ("user", "And he?"), ("assistant", "In."))
     if path.stem.startswith(("idefics3", "llava_next", "smolvlm")):  # of models that see: parts of a message
-        messages = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+        messages = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
     ids, labels = encode({"messages": messages}, chat, chat_template=str(path))
     options = {"return_dict": True, "return_assistant_tokens_mask": True}
     theirs = chat.apply_chat_template(messages, chat_template=path.read_text(encoding="utf-8"), **options)
@@ -134,9 +134,9 @@ def test_blocks_have_the_labels_of_each_conversation_by_itself(chat, tmp_path, l
         again = load_splits(data, chat, cache_dir=tmp_path / "cache")
     for splits in (first, again):
         for blocks, documents in ((splits.train, expected[:14]), (splits.held_out, expected[15:])):
-            found = [piece for index in range(len(blocks)) for piece in pieces_of(blocks, index)]
+            pieces = [piece for index in range(len(blocks)) for piece in pieces_of(blocks, index)]
             key = lambda pair: [tuple(part) for part in pair]  # noqa: E731
-            assert sorted(map(key, found)) == sorted(
+            assert sorted(map(key, pieces)) == sorted(
                 [tuple(ids), (IGNORE, *labels[1:])] for ids, labels in ((a.tolist(), b.tolist()) for a, b in documents)
             )
             labelled = sum(int((labels[1:] != IGNORE).sum()) for _, labels in documents)
@@ -160,8 +160,8 @@ def test_the_hash_and_the_cache_follow_the_template(chat, tmp_path):
     source, other = write_rows(tmp_path / "a.jsonl", rows), tmp_path / "t.jinja"
     other.write_text(MARKED.replace("<|end|>{% endgeneration %}", "{% endgeneration %}<|end|>"))
     made = [
-        load_splits(DataSettings(source=source, format="messages", **own), chat, cache_dir=tmp_path / "cache").train
-        for own in ({}, {"chat_template": str(other)})
+        load_splits(DataSettings(source=source, format="messages", **options), chat, cache_dir=tmp_path / "cache").train
+        for options in ({}, {"chat_template": str(other)})
     ]
     assert (made[0].rows == made[1].rows).all()  # only what is learned differs
     assert made[0].sha256 != made[1].sha256
@@ -188,7 +188,7 @@ def test_tools_and_template_options_are_given_as_trl_gives_them(chat, tmp_path, 
         {"type": "function", "function": {"name": "dim", "parameters": {"properties": {"by": {"type": "integer"}}}}}
     ]
     given = [{"tools": TOOLS, "chat_template_kwargs": {"brief": True}}, {"tools": other}, {"tools": []}, {}]
-    rows = [{**shape, **{"tools": None, "chat_template_kwargs": None}, **each} for each in given]
+    rows = [{**shape, **{"tools": None, "chat_template_kwargs": None}, **columns} for columns in given]
     if kind == "jsonl":
         rows[1]["tools"] = json.dumps(other)
         source = write_rows(tmp_path / "a.jsonl", rows)
@@ -198,23 +198,23 @@ def test_tools_and_template_options_are_given_as_trl_gives_them(chat, tmp_path, 
     monkeypatch.setattr(chat, "chat_template", WITH_TOOLS)
     blocks = load_splits(DataSettings(source=source, format=form, layout="padded", block_size=400), chat).train
     rows = [blocks[row] for row in range(len(blocks))]
-    found = [chat.decode(row["input_ids"][row.get("attention_mask") == 1]) for row in rows]
+    texts = [chat.decode(row["input_ids"][row.get("attention_mask") == 1]) for row in rows]
     brief = {"chat_template_kwargs": {"brief": True}}
-    assert found == [
+    assert texts == [
         "".join(trl.apply_chat_template({**shape, **options}, chat, tools=tools).values())
         for tools, options in ((TOOLS, brief), (other, {}), (None, {}), (None, {}))
     ]
-    assert '"dim"' in found[1]
-    assert "tools" not in found[2]
+    assert '"dim"' in texts[1]
+    assert "tools" not in texts[2]
 
 
 def test_a_column_that_the_template_would_use_is_named(chat, tmp_path, monkeypatch):
     row = {"messages": turns(("user", "a"), ("assistant", "b")), "documents": [{"text": "c"}], "id": 7, "loop": 1}
     data = DataSettings(source=write_rows(tmp_path / "a.jsonl", [row]), format="messages")
-    told = r"a.jsonl: the chat template uses 'documents', and the column is not read;"
+    warning = r"a.jsonl: the chat template uses 'documents', and the column is not read;"
     with monkeypatch.context() as patched:
         patched.setattr(chat, "chat_template", WITH_TOOLS)
-        with pytest.warns(UserWarning, match=told):
+        with pytest.warns(UserWarning, match=warning):
             load_splits(data, chat)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -54,9 +54,9 @@ def test_a_pattern_takes_all_files_that_match(tmp_path):
     write_jsonl(tmp_path / "c" / "2.jsonl", "fourth")
     other = settings.model_copy(update={"source": str(tmp_path / "b")})
     assert open_corpus(settings).digest() != open_corpus(other).digest()
-    for pattern, told in (("*.txt", "has no files"), ("a/*.md", "has no file of a known type")):
+    for pattern, problem in (("*.txt", "has no files"), ("a/*.md", "has no file of a known type")):
         wrong = DataSettings(source=str(tmp_path / pattern))
-        with pytest.raises(HfpatchError, match=f"data.source: .* {told}; use .jsonl"):
+        with pytest.raises(HfpatchError, match=f"data.source: .* {problem}; use .jsonl"):
             open_corpus(wrong)
 
 
@@ -94,13 +94,13 @@ def test_a_slice_is_that_of_datasets(tmp_path, split, kind):
         values["source"] = str(tmp_path / "saved")
     settings = DataSettings(**values)
     corpus = open_corpus(settings, tmp_path)
-    assert [each.text for each in corpus.read()] == expected
+    assert [document.text for document in corpus.read()] == expected
     whole = open_corpus(settings.model_copy(update={"split": "train"}), tmp_path)
     assert (corpus.digest() == whole.digest()) == (split in ("train", "train[:]"))
     if kind in ("saved_dict", "data_dir"):
         write_jsonl(tmp_path / "set" / "test.jsonl", texts[0])
         both = open_corpus(settings.model_copy(update={"split": f"{split}+test"}), tmp_path)
-        assert [each.text for each in both.read()] == [*expected, texts[0]]
+        assert [document.text for document in both.read()] == [*expected, texts[0]]
         assert both.digest() not in (corpus.digest(), whole.digest())
 
 
@@ -239,7 +239,7 @@ def test_unreachable_hub_is_one_clear_error(tmp_path, monkeypatch):
 def test_a_stream_layout_reads_a_streamed_set_to_its_end_and_says_where_it_broke(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: Stream("one", "two"))
     monkeypatch.setattr(huggingface_hub, "dataset_info", lambda source, revision: SimpleNamespace(sha="c" * 40))
-    found = documents(DataSettings(source="owner/set", streaming=True, layout="stream"))
-    assert [next(found), next(found)] == ["one", "two"]
+    stream = documents(DataSettings(source="owner/set", streaming=True, layout="stream"))
+    assert [next(stream), next(stream)] == ["one", "two"]
     with pytest.raises(HfpatchError, match=r"owner/set: cannot be read beyond row 1 \(Server disconnected\); check"):
-        next(found)
+        next(stream)

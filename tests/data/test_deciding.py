@@ -31,7 +31,7 @@ from hfpatch.data.token_file import describe_token_file, write_token_file
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 
-TEXTS = [f"document number {place} tells of things" for place in range(20)]
+TEXTS = [f"document number {number} tells of things" for number in range(20)]
 TEXTS[4] = TEXTS[17]  # twice
 TEXTS[9] = "  document number\n 15 tells of   things"  # the same but for white space
 TEMPLATE = (
@@ -72,7 +72,7 @@ def test_documents_are_drawn_that_occur_once_and_in_no_task():
     ((chosen,), _) = choose_documents([candidates(TEXTS, held_out=1, tuning=6)], said)
     once = without(range(20), [4, 9, 15, 17])
     assert chosen.held_out.tolist() == drawn(once, 1)
-    free = [place for place in once if place not in (14, 16, *chosen.held_out)]  # 16 is a task's, 14 a line of one
+    free = [index for index in once if index not in (14, 16, *chosen.held_out)]  # 16 is a task's, 14 a line of one
     assert chosen.tuning.tolist() == drawn(free, 6, use=1)
     assert chosen.train.tolist() == without(range(20), [*chosen.held_out, *chosen.tuning])
     ((other,), _) = choose_documents([candidates(TEXTS, held_out=6)], NOTHING, seed=5)
@@ -83,12 +83,12 @@ def test_documents_are_drawn_that_occur_once_and_in_no_task():
 def test_the_draw_has_one_run_of_neighbours_in_each_stratum(total, data):
     count, run = data.draw(st.integers(1, total)), data.draw(st.integers(1, 5))
     places = 3 * np.arange(total)
-    found = draw(places, count, seed=(data.draw(st.integers(0, 9)), 0), run=run)
-    assert len(set(found.tolist())) == count
+    drawn_places = draw(places, count, seed=(data.draw(st.integers(0, 9)), 0), run=run)
+    assert len(set(drawn_places.tolist())) == count
     for first in range(0, count, run):
-        own = found[first : first + run] // 3
-        assert (np.diff(own) == 1).all()
-        assert total * first // count <= own[0] <= own[-1] < total * (first + len(own)) // count
+        neighbours = drawn_places[first : first + run] // 3
+        assert (np.diff(neighbours) == 1).all()
+        assert total * first // count <= neighbours[0] <= neighbours[-1] < total * (first + len(neighbours)) // count
     many = np.array([draw(places, count, seed=(seed, 0), run=run)[0] for seed in range(40)])
     free = total * min(run, count) // count - min(run, count)  # how far the first run can move
     assert (free > 0) == (len(set(many.tolist())) > 1)
@@ -107,10 +107,10 @@ def test_what_tasks_say_is_found_by_task_and_short_or_shared_parts_are_not():
     for parts in ([rule, "a"], [line, "b"], ["no way", "c"], [story(2), "d"]):  # of conversations
         documents.append([(Digester().text(" ".join(parts)), True), (Digester().text(parts[0]), False)])
     copies, _ = digest_tasks(tasks, Digester())
-    found, counts = copies_of_tasks(Digests.of(documents), len(documents), copies)
-    assert np.flatnonzero(found).tolist() == [0, 1, 3, 4, 6, 9, 11]
+    copied, counts = copies_of_tasks(Digests.of(documents), len(documents), copies)
+    assert np.flatnonzero(copied).tolist() == [0, 1, 3, 4, 6, 9, 11]
     assert counts == {"read": 4, "lines": 3}
-    plain = Candidates("here", Digests.of(documents), np.ones(len(documents), bool), found)
+    plain = Candidates("here", Digests.of(documents), np.ones(len(documents), bool), copied)
     ((chosen,), _) = choose_documents([plain], NOTHING)
     assert chosen.train.tolist() == [2, 5, 7, 8, 10]
 
@@ -177,19 +177,19 @@ def test_the_splits_share_no_document_and_lose_none(tmp_path, tokenizer, layout,
     settings = DataSettings(source=str(path), block_size=size, layout=layout, held_out=held_out)
     once = without(range(20), [4, 9, 15, 17])
     last = drawn(once, held_out or 0)
-    said = drawn(without(once, [once.index(place) for place in last]), 3, use=1)[1]  # it would be drawn
+    said = drawn(without(once, [once.index(index) for index in last]), 3, use=1)[1]  # it would be drawn
     given = {"tuning": 3, "tasks": task(TEXTS[said])}  # too short not to be trained on
     splits = load_splits(settings, tokenizer, **given)
-    own = drawn([place for place in once if place not in (said, *last)], 3, use=1)
-    expected = {"train": [text for place, text in enumerate(TEXTS) if place not in (*own, *last)]}
-    expected |= {"held_out": [TEXTS[place] for place in last]} if held_out else {}
-    expected["tuning"] = [TEXTS[place] for place in own]
+    tuned = drawn([index for index in once if index not in (said, *last)], 3, use=1)
+    expected = {"train": [text for index, text in enumerate(TEXTS) if index not in (*tuned, *last)]}
+    expected |= {"held_out": [TEXTS[index] for index in last]} if held_out else {}
+    expected["tuning"] = [TEXTS[index] for index in tuned]
     parts = blocks_of(splits)
     assert {name: blocks.documents for name, blocks in parts.items()} == {n: len(t) for n, t in expected.items()}
     for name, texts in expected.items():
         ids = [[*tokenizer(text).input_ids, tokenizer.eos_token_id] for text in texts]
         if layout == "stream":  # the rest that fills no block is left out
-            joined = [token for each in ids for token in each]
+            joined = [token for row_ids in ids for token in row_ids]
             rows = [token for row in range(len(parts[name])) for token in parts[name].rows[row].tolist()]
             assert rows == joined[: len(joined) // size * size]
         else:
@@ -264,7 +264,7 @@ def test_documents_of_one_token_are_not_chosen(tmp_path, chat):
     source = write_rows(tmp_path / "a.jsonl", [{"text": text} for text in texts])
     settings = DataSettings(source=source, append_eos=False, layout="padded", block_size=16, held_out=2)
     splits = load_splits(settings, chat, tuning=2)
-    found = [
+    decoded = [
         [told(part.take(np.array([row])), chat).partition("<|")[0] for row in range(len(part))]
         for part in blocks_of(splits).values()
     ]
@@ -272,7 +272,7 @@ def test_documents_of_one_token_are_not_chosen(tmp_path, chat):
     held_out = drawn(once, 2)
     tuning = drawn([text for text in once if text not in held_out], 2, use=1)
     rest = [text for text in once if text not in held_out + tuning]
-    assert found == [["the lamp 0", *rest, "the lamp 0"], held_out, tuning]
+    assert decoded == [["the lamp 0", *rest, "the lamp 0"], held_out, tuning]
     rows = [{"prompt": "why? " * (9 if n > 3 else 1), "completion": f"for {n}"} for n in range(7)]
     source = write_rows(tmp_path / "b.jsonl", rows)
     settings = DataSettings(source=source, format="prompt_completion", layout="padded", block_size=16, held_out=2)
@@ -287,13 +287,13 @@ def test_a_tokenizer_is_not_trained_on_what_is_held_out(tmp_path, tokenizer):
     paths = [write_rows(tmp_path / "a.jsonl", [{"text": text} for text in texts])]
     paths.append(write_rows(tmp_path / "b.jsonl", [{"text": text} for text in ["the lamp 7", "the lamp 8", "more"]]))
     chosen = DataSettings(mixture=[{"source": path} for path in paths], held_out=4, seed=3, layout="padded")
-    found = list(tokenizer_documents([(open_corpus(each), each) for each in chosen.parts()]))
+    texts_to_train = list(tokenizer_documents([(open_corpus(part), part) for part in chosen.parts()]))
     trained = load_splits(chosen, tokenizer).train
-    assert len(found) == 9
+    assert len(texts_to_train) == 9
     rows = [trained.rows[index] for index in range(len(trained))]
-    assert [tokenizer.decode(row[row != 0]) for row in rows] == found
-    free = [each.model_copy(update={"held_out": None}) for each in chosen.parts()]
-    assert len(list(tokenizer_documents([(open_corpus(each), each) for each in free]))) == 13
+    assert [tokenizer.decode(row[row != 0]) for row in rows] == texts_to_train
+    free = [part.model_copy(update={"held_out": None}) for part in chosen.parts()]
+    assert len(list(tokenizer_documents([(open_corpus(part), part) for part in free]))) == 13
     wrong = DataSettings(source=paths[0], held_out=1, append_eos=False)
     with pytest.raises(HfpatchError, match="has a document of one word \\('lonely'\\), which may be a single token"):
         list(tokenizer_documents([(open_corpus(wrong), wrong)]))
@@ -359,10 +359,10 @@ def make_source(draw, folder, tokenizer, layout, number, size):
     pairs = zip(draw.choices(pool, k=16), draw.choices(pool, k=16), strict=True)
     rows = [row_of(pair, draw.choice(FORMS[kind]), draw.random() < 0.3) for pair in pairs]
     if size >= 64 or layout == "padded":  # long documents, which others equal in what is read of them alone
-        rows += [long_row(kind, LONG[kind] + draw.randrange(6), 100 * number + place, size) for place in range(5)]
+        rows += [long_row(kind, LONG[kind] + draw.randrange(6), 100 * number + index, size) for index in range(5)]
         draw.shuffle(rows)
     path = folder / f"{number}.jsonl"
-    found = {"source": write_rows(path, rows)}
+    options = {"source": write_rows(path, rows)}
     if layout == "stream" and draw.random() < 0.5:
         file = path.with_suffix(".bin")
         write_token_file(file, map(Document, [row["text"] for row in rows]), tokenizer, DataSettings(layout="stream"))
@@ -371,19 +371,19 @@ def make_source(draw, folder, tokenizer, layout, number, size):
             file.with_suffix(".safetensors").unlink()
             describe_token_file(file, tokenizer)
         return {"source": str(file)}
-    return {**found, "format": {"chat": "prompt_completion"}.get(kind, kind), "split": draw.choice(SPLITS)}
+    return {**options, "format": {"chat": "prompt_completion"}.get(kind, kind), "split": draw.choice(SPLITS)}
 
 
 def windows(blocks, size=12, *, learned):
     """Return every stretch of so many tokens in the rows; of those that are learned only, if so asked."""
-    found = set()
+    stretches = set()
     for index in range(len(blocks)):
         row = blocks[index]
         ids, counted = row["input_ids"].tolist(), (row["labels"] != IGNORE).tolist()
         for start in range(len(ids) - size + 1):
             if all(counted[start : start + size]) or not learned:
-                found.add(tuple(ids[start : start + size]))
-    return found
+                stretches.add(tuple(ids[start : start + size]))
+    return stretches
 
 
 @pytest.mark.filterwarnings("ignore:.*data.block_size|.*are in the text that is trained|.*are in the tasks, too")
@@ -400,10 +400,10 @@ def test_no_window_of_what_decides_is_trained_on(tokenizer, tmp_path, layout, be
         common = {"layout": layout, "block_size": size, "held_out": draw.randint(0, 3)}
         mixture = {"mixture": [{**source, "weight": draw.choice([1.0, 2.0])} for source in made]}
         chosen = DataSettings(**(mixture if len(made) > 1 else made[0]), **common)
-        tuning, told = draw.randint(1, 3), [story(number) for number in draw.sample(range(60), 4)]
+        tuning, task_texts = draw.randint(1, 3), [story(number) for number in draw.sample(range(60), 4)]
         tasks = {
-            "read": [TaskDocument((f"{text} ",), ()) for text in told[:2]],
-            "lines": [TaskDocument((), (f"A title\n{text}\n", "more")) for text in told[2:]],
+            "read": [TaskDocument((f"{text} ",), ()) for text in task_texts[:2]],
+            "lines": [TaskDocument((), (f"A title\n{text}\n", "more")) for text in task_texts[2:]],
         }
         evaluation = None
         if draw.random() < 0.5:
@@ -419,11 +419,11 @@ def test_no_window_of_what_decides_is_trained_on(tokenizer, tmp_path, layout, be
             continue
         trained, deciding = windows(splits.train, learned=False), windows(splits.tuning, learned=True)
         assert splits.tuning.documents == tuning
-        assert not deciding & windows_of_texts(told, chat), seed
+        assert not deciding & windows_of_texts(task_texts, chat), seed
         if splits.held_out is not None:
             deciding |= windows(splits.held_out, learned=True)
             assert evaluation or splits.held_out.documents == chosen.held_out
-        deciding |= windows_of_texts(told, chat)
+        deciding |= windows_of_texts(task_texts, chat)
         assert not deciding & trained, seed
         left_out += len(splits.cautions)
         done += 1
@@ -450,7 +450,7 @@ def test_groups_are_whole_in_every_use_and_what_others_have_too_is_left_out(tmp_
     """Lines of articles, whose headings are too short to be read; a part's heading is in all, line 3 of 7 in 8, too."""
     articles = [article(number, range(2 + number % 3)) for number in range(20)]
     articles[8].append(articles[7][2])
-    lines = [line for each in articles for line in each]
+    lines = [line for lines_of_one in articles for line in lines_of_one]
     source = write_rows(tmp_path / "a.jsonl", [{"text": line} for line in lines])
     counts = {"held_out": 4, "tuning": 3}
     settings = DataSettings(
@@ -475,10 +475,10 @@ def test_groups_are_whole_in_every_use_and_what_others_have_too_is_left_out(tmp_
         assert getattr(again, name).sha256 == getattr(cached, name).sha256 == blocks.sha256
     for name, numbers in (("held_out", held_out), ("tuning", tuning)):
         owners = [number for number in numbers for line in articles[number][2:] if line != articles[7][2]]
-        for found in (splits, again, cached):
-            assert [numbers[group] for group in getattr(found, name).groups] == owners
+        for loaded in (splits, again, cached):
+            assert [numbers[group] for group in getattr(loaded, name).groups] == owners
     assert splits.train.groups is None
-    said = [str(each.message) for each in warned if "occur elsewhere" in str(each.message)]
+    said = [str(warning.message) for warning in warned if "occur elsewhere" in str(warning.message)]
     assert [text.partition(":")[0] for text in said] == ["data.held_out", "tuning.held_out"]
     assert said == list(splits.cautions)
     for (name, count), text in zip(counts.items(), said, strict=True):
@@ -492,10 +492,10 @@ def test_groups_of_every_kind_of_source(tmp_path, chat, kind):
     texts = {"train": [story(n) for n in range(24)], "test": [story(n) for n in range(24, 48)]}
     data = tmp_path / "set"
     data.mkdir()
-    for split, own in texts.items():
+    for split, stories in texts.items():
         rows = [
             {"text": text, "by": None if n > 20 else n % 7, **row_of((n, n), "messages", False)}
-            for n, text in enumerate(own)
+            for n, text in enumerate(stories)
         ]
         write_rows(data / f"{split}.jsonl", rows)
     common = {"layout": "padded", "block_size": 400, "held_out": 3}
@@ -515,9 +515,9 @@ def test_groups_of_every_kind_of_source(tmp_path, chat, kind):
     if kind == "splits":
         chosen["group"] = f"^{texts['train'][0]}|{texts['train'][12]}|{texts['test'][20]}"  # of 12, 12, 20 and 4 lines
         common["held_out"] = 1
-    found = load_splits(DataSettings(**chosen, **common), chat, data_dir=tmp_path)
-    groups = found.held_out.groups.tolist()
-    train, held_out = told(found.train, chat), told(found.held_out, chat)
+    loaded = load_splits(DataSettings(**chosen, **common), chat, data_dir=tmp_path)
+    groups = loaded.held_out.groups.tolist()
+    train, held_out = told(loaded.train, chat), told(loaded.held_out, chat)
     every = [*texts["train"], *(texts["test"] if kind in ("mixture", "splits") else [])]
     assert [text in train for text in every] == [text not in held_out for text in every] or kind == "token_file"
     sizes = sorted(np.bincount(groups).tolist())
@@ -537,9 +537,9 @@ def test_a_tokenizer_is_not_trained_on_held_out_groups(tmp_path, tokenizer):
     lines = [line for number in range(9) for line in article(number, range(3))]
     source = write_rows(tmp_path / "a.jsonl", [{"text": line} for line in lines])
     settings = DataSettings(source=source, group="wikitext", layout="padded", block_size=96, held_out=3)
-    found = list(tokenizer_documents([(open_corpus(settings), settings)]))
+    trained = list(tokenizer_documents([(open_corpus(settings), settings)]))
     kept = drawn(range(9), 3, run=1)
-    assert found == [line for number in range(9) if number not in kept for line in article(number, range(3))]
+    assert trained == [line for number in range(9) if number not in kept for line in article(number, range(3))]
 
 
 @pytest.mark.parametrize("by_text", [False, True])
@@ -552,9 +552,9 @@ def test_documents_that_are_read_alike_do_not_decide(tmp_path, tokenizer, by_tex
     with pytest.warns(UserWarning, match="occur elsewhere") if by_text else nullcontext():
         splits = load_splits(settings, tokenizer, by_text=by_text)
     every = drawn(range(30) if by_text else range(10, 20), 8)
-    held_out = [each for each in every if 10 <= each < 20]
+    held_out = [index for index in every if 10 <= index < 20]
     assert [tokenizer.decode(row) for row in splits.held_out.rows[:]] == [
-        tokenizer.decode(tokenizer(texts[place]).input_ids[:32]) for place in held_out
+        tokenizer.decode(tokenizer(texts[index]).input_ids[:32]) for index in held_out
     ]
     assert splits.train.documents == 30 - 8
     trained = {tuple(row) for row in splits.train.rows[:].tolist()}
@@ -572,11 +572,11 @@ def test_no_use_of_documents_splits_a_group(data):
         ((chosen,), _) = choose_documents([source], NOTHING, seed=data.draw(st.integers(0, 5)))
     except HfpatchError:
         return
-    uses = [set(groups[each].tolist()) for each in (chosen.train, chosen.held_out, chosen.tuning)]
+    uses = [set(groups[indices].tolist()) for indices in (chosen.train, chosen.held_out, chosen.tuning)]
     assert sum(map(len, uses)) == len(set.union(*uses))
     assert (len(uses[1]), len(uses[2])) == (held_out, tuning)
     assert chosen.train.tolist() == [n for n, group in enumerate(groups) if group in uses[0]]
     assert len(names) > held_out + tuning
-    for place in (*chosen.held_out, *chosen.tuning):
-        others = [other for other, text in enumerate(texts) if text == texts[place]]
-        assert {groups[other] for other in others} == {groups[place]}
+    for index in (*chosen.held_out, *chosen.tuning):
+        others = [other for other, text in enumerate(texts) if text == texts[index]]
+        assert {groups[other] for other in others} == {groups[index]}

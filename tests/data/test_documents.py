@@ -11,7 +11,7 @@ from hfpatch.recipes.data import DataSettings
 
 SIZE = 16
 TEXTS = [f"Document {n}: " + "the Fähre – über 東京 🙂 again " * (n % 4) + "end." for n in range(9)]
-KEPT = [TEXTS[place] for place in drawn(range(9), 6)]
+KEPT = [TEXTS[index] for index in drawn(range(9), 6)]
 
 
 @pytest.fixture
@@ -37,14 +37,14 @@ def stretches(tokenizer, layout):
         return [(number, ids[:SIZE], False) for number, ids in enumerate(documents)]
     if layout == "packed":
         cut = [(n, ids[at : at + SIZE], False) for n, ids in enumerate(documents) for at in range(0, len(ids), SIZE)]
-        return [each for each in cut if len(each[1]) > 1]
+        return [piece for piece in cut if len(piece[1]) > 1]
     flat = [(number, token) for number, ids in enumerate(documents) for token in ids]
     rows = [flat[at : at + SIZE] for at in range(0, len(flat) - SIZE + 1, SIZE)]
-    found = []
+    pieces = []
     for row in rows:
         for number in dict.fromkeys(number for number, _ in row):
-            found.append((number, [token for n, token in row if n == number], number != row[0][0]))
-    return found
+            pieces.append((number, [token for n, token in row if n == number], number != row[0][0]))
+    return pieces
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -53,16 +53,16 @@ def test_each_token_is_from_its_document(source, tokenizer, layout, cached, tmp_
     options = {"cache_dir": tmp_path / "cache"} if cached else {}
     load(source, tokenizer, layout, **options)
     blocks = load(source, tokenizer, layout, **options)
-    found = []
+    pieces = []
     for index, owners in enumerate(blocks.owners):
         row = blocks[index]
         assert ((owners < 0) == (np.arange(SIZE) >= blocks.count_tokens([index]))).all()
-        for place in np.flatnonzero(np.diff(owners, prepend=-2)):
-            stop = next((at for at in range(place, SIZE) if owners[at] != owners[place]), SIZE)
-            if owners[place] >= 0:
-                ids, labels = row["input_ids"][place:stop].tolist(), row["labels"][place:stop]
-                found.append((int(owners[place]), ids, bool(labels[0] != -100)))
-    assert sorted(found) == sorted(stretches(tokenizer, layout))
+        for start in np.flatnonzero(np.diff(owners, prepend=-2)):
+            stop = next((at for at in range(start, SIZE) if owners[at] != owners[start]), SIZE)
+            if owners[start] >= 0:
+                ids, labels = row["input_ids"][start:stop].tolist(), row["labels"][start:stop]
+                pieces.append((int(owners[start]), ids, bool(labels[0] != -100)))
+    assert sorted(pieces) == sorted(stretches(tokenizer, layout))
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
@@ -71,14 +71,14 @@ def test_bytes_are_those_of_the_predicted_text(source, tokenizer, layout):
     expected = np.zeros(len(KEPT), np.int64)
     backend = tokenizer.backend_tokenizer
     for number, ids, first in stretches(tokenizer, layout):
-        tokens = [backend.id_to_token(each) for each in ids[0 if first else 1 :] if each != tokenizer.eos_token_id]
+        tokens = [backend.id_to_token(token) for token in ids[0 if first else 1 :] if token != tokenizer.eos_token_id]
         expected[number] += sum(map(len, tokens))  # a character of byte-level BPE's alphabet is a byte
-    found = describe_documents(blocks, tokenizer)
+    described = describe_documents(blocks, tokenizer)
     whole = [len(ids) <= SIZE for ids in ids_of(tokenizer)] if layout == "padded" else [False] * len(KEPT)
     if layout == "padded":  # nothing is cut inside a character
-        assert found.bytes[whole].tolist() == expected[whole].tolist()
-    assert abs(found.bytes - expected).max() <= 3 * (1 + max(map(len, ids_of(tokenizer))) // SIZE)
-    assert len(set(found.hashes)) == len(KEPT)
+        assert described.bytes[whole].tolist() == expected[whole].tolist()
+    assert abs(described.bytes - expected).max() <= 3 * (1 + max(map(len, ids_of(tokenizer))) // SIZE)
+    assert len(set(described.hashes)) == len(KEPT)
 
 
 def test_hashes_tell_documents_apart_and_text_to_train_on_keeps_none(source, tokenizer, tmp_path):
@@ -103,7 +103,7 @@ def test_a_mixture_has_the_documents_of_one_source_after_the_other(source, token
         load_splits(DataSettings(source=str(path), block_size=SIZE, held_out=4), tokenizer).held_out
         for path in (source, other)
     ]
-    found, parts = describe_documents(blocks, tokenizer), [describe_documents(each, tokenizer) for each in alone]
-    assert found.hashes == [digest for each in parts for digest in each.hashes]
-    assert found.bytes.tolist() == [size for each in parts for size in each.bytes.tolist()]
+    described, parts = describe_documents(blocks, tokenizer), [describe_documents(one, tokenizer) for one in alone]
+    assert described.hashes == [digest for part in parts for digest in part.hashes]
+    assert described.bytes.tolist() == [size for part in parts for size in part.bytes.tolist()]
     assert describe_documents(blocks.take(np.arange(len(alone[0]))), tokenizer).hashes == parts[0].hashes

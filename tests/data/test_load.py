@@ -142,32 +142,32 @@ def test_what_decides_is_scored_up_to_so_many_tokens(tmp_path, tokenizer, layout
     held_out = drawn(texts[:20], 3, seed=2)
     documents = {"held_out": held_out, "retained": drawn(texts[20:], 6, use=2, seed=2)}
     documents["tuning"] = drawn([text for text in texts[:20] if text not in held_out], 2, use=1, seed=2)
-    found = {}
+    by_count = {}
     for count in (None, 7, 5):
         cut = {"scored_tokens": count}
-        measured = {name: each.model_copy(update=cut) for name, each in retained.items()}
+        measured = {name: text_settings.model_copy(update=cut) for name, text_settings in retained.items()}
         with pytest.warns(UserWarning, match=r"retention.texts.other: 10 of 30 documents .* and are not evaluated on"):
             splits = load_splits(chosen.model_copy(update=cut), tokenizer, retained=measured, **given)
-        found[count] = splits
+        by_count[count] = splits
         blocks = {"held_out": splits.held_out, "tuning": splits.tuning, "retained": splits.retained["other"]}
-        for name, own in documents.items():
-            ids = [(tokenizer(text).input_ids + ends)[:count] for text in own]
+        for name, texts_of_part in documents.items():
+            ids = [(tokenizer(text).input_ids + ends)[:count] for text in texts_of_part]
             limit = 8 if layout == "padded" else 10**6
-            tokens = sum(min(len(each), limit) for each in ids)
+            tokens = sum(min(len(row), limit) for row in ids)
             if layout == "packed":  # a last token alone predicts nothing
-                tokens -= sum(len(each) % 8 == 1 for each in ids)
+                tokens -= sum(len(row) % 8 == 1 for row in ids)
             assert blocks[name].tokens == (tokens // 8 * 8 if layout == "stream" else tokens)
-            assert blocks[name].documents == len(own)
+            assert blocks[name].documents == len(texts_of_part)
             if layout == "stream":
                 assert np.asarray(blocks[name].rows).tolist() == stream_rows(ids, 8)
-    assert len({splits.train.sha256 for splits in found.values()}) == 1
+    assert len({splits.train.sha256 for splits in by_count.values()}) == 1
     alike = write_rows(tmp_path / "c.jsonl", [{"text": f"Anna likes nobody in the harbour {n}"} for n in range(9)])
     wrong = {"alike": DataSettings(source=alike, block_size=6, layout="padded", held_out=2)}
     with pytest.raises(HfpatchError, match=r"retention.texts.alike: no document of .* differs from all others"):
         load_splits(chosen, tokenizer, retained=wrong)
     for part in ("held_out", "tuning"):
-        assert len({getattr(splits, part).sha256 for splits in found.values()}) == 3
-    assert len({splits.retained["other"].sha256 for splits in found.values()}) == 3
+        assert len({getattr(splits, part).sha256 for splits in by_count.values()}) == 3
+    assert len({splits.retained["other"].sha256 for splits in by_count.values()}) == 3
 
 
 DAMAGE = {
@@ -236,9 +236,9 @@ def test_two_runs_that_tokenise_the_same_stream_at_once(tmp_path, text_file, tok
 
 @pytest.mark.parametrize("layout", ["stream", "packed"])
 def test_evaluation_takes_what_is_held_out_and_else_everything(text_file, tmp_path, texts, tokenizer, layout):
-    own = DataSettings(source=str(text_file), block_size=16, layout="stream", held_out=1)
-    other = own.model_copy(update={"layout": layout, "block_size": 8})
-    measured = load_splits(own, tokenizer, evaluation=other).held_out
+    trained = DataSettings(source=str(text_file), block_size=16, layout="stream", held_out=1)
+    other = trained.model_copy(update={"layout": layout, "block_size": 8})
+    measured = load_splits(trained, tokenizer, evaluation=other).held_out
     assert measured.sha256 == load_splits(other, tokenizer).held_out.sha256
     path = tmp_path / "b.txt"
     (held_out,) = drawn(range(4), 1)
@@ -246,12 +246,12 @@ def test_evaluation_takes_what_is_held_out_and_else_everything(text_file, tmp_pa
     path.write_text("\n\n".join(["Another text of another mill.", *beside, "And one more, of a river."]))
     whole = DataSettings(source=str(path), block_size=4, layout=layout)
     with pytest.warns(UserWarning, match=r"evaluation_data: 1 of 4 documents of .*b.txt are in the text that is"):
-        measured = load_splits(own, tokenizer, evaluation=whole).held_out
+        measured = load_splits(trained, tokenizer, evaluation=whole).held_out
     path.write_text("\n\n".join(["Another text of another mill.", texts[held_out], "And one more, of a river."]))
     assert measured.rows[:].tolist() == load_blocks(whole, tokenizer).rows[:].tolist()
     path.write_text("\n\n".join(without(texts, [held_out])))
     with pytest.raises(HfpatchError, match=r"evaluation_data: all 3 documents .* in the text that is trained"):
-        load_splits(own, tokenizer, evaluation=whole)
+        load_splits(trained, tokenizer, evaluation=whole)
 
 
 @pytest.mark.slow
@@ -299,16 +299,16 @@ def test_a_mixture_is_its_sources_one_after_the_other(mixture, tokenizer, tmp_pa
     made = load_splits(settings, tokenizer, cache_dir=tmp_path / "cache")
     a, b = drawn(words("a", 40), 6), drawn(words("b", 25), 2)
     assert texts_of(made.held_out, tokenizer) == [*a, *b]
-    assert texts_of(made.train, tokenizer) == [each for each in words("a", 40) + words("b", 25) if each not in a + b]
+    assert texts_of(made.train, tokenizer) == [text for text in words("a", 40) + words("b", 25) if text not in a + b]
     alone = [load_splits(part, tokenizer, cache_dir=tmp_path / "cache").train for part in settings.parts()]
     assert len(list((tmp_path / "cache").iterdir())) == 4  # two texts, each in one layout
     facts = made.train.to_json()
     assert facts["mixture"] == [
-        {"source": each.source, "revision": None, "sha256": each.sha256, "weight": weight}
-        | {"documents": each.documents, "blocks": len(each), "tokens": each.tokens}
-        for each, weight in zip(alone, (3.0, 1.0), strict=True)
+        {"source": source.source, "revision": None, "sha256": source.sha256, "weight": weight}
+        | {"documents": source.documents, "blocks": len(source), "tokens": source.tokens}
+        for source, weight in zip(alone, (3.0, 1.0), strict=True)
     ]
-    assert (facts["blocks"], facts["tokens"]) == (57, sum(each.tokens for each in alone))
+    assert (facts["blocks"], facts["tokens"]) == (57, sum(source.tokens for source in alone))
     assert made.train.count_predicted([0, 40]) == alone[0].count_predicted([0]) + alone[1].count_predicted([6])
 
 
@@ -318,9 +318,9 @@ def test_the_plan_gives_each_source_its_share(mixture, tokenizer):
     plans = draw_plans(training, blocks, [0, 1])
     for plan in plans.values():
         seen = Counter(plan.indices.flatten().tolist())
-        own = [[seen[block] for block in range(40)], [seen[block] for block in range(40, 65)]]
-        assert [sum(each) for each in own] == [150, 50]
-        assert all(max(each) - min(each) <= 1 for each in own)  # every block once before any again
+        draws = [[seen[block] for block in range(40)], [seen[block] for block in range(40, 65)]]
+        assert [sum(counts) for counts in draws] == [150, 50]
+        assert all(max(counts) - min(counts) <= 1 for counts in draws)  # every block once before any again
     assert (plans[0].indices != plans[1].indices).any()
     plain = draw_plan(blocks=65, steps=20, batch_size=10, seed=0)
     assert plans[0].sha256 != plain.sha256
@@ -339,8 +339,8 @@ def test_tuning_takes_documents_that_no_source_has_twice(mixture, tokenizer, tmp
     tuning = texts_of(made.tuning, tokenizer)
     kept = [drawn(without(a, [5, 33]), 3), drawn(without(b, [3, 23]), 1)]  # 5 and 3 are in the other, too
     assert texts_of(made.held_out, tokenizer) == [*kept[0], *kept[1]]
-    left = [text for place, text in enumerate(a) if place not in (5, 33, 35) and text not in kept[0]]
-    others = [text for place, text in enumerate(b) if place not in (3, 23) and text not in kept[1]]
+    left = [text for index, text in enumerate(a) if index not in (5, 33, 35) and text not in kept[0]]
+    others = [text for index, text in enumerate(b) if index not in (3, 23) and text not in kept[1]]
     assert tuning == [*drawn(left, 6, use=1), *drawn(others, 2, use=1)]  # 35 is in a task
     rest = texts_of(made.train, tokenizer) + texts_of(made.held_out, tokenizer)
     assert not set(tuning) & set(rest)
@@ -354,12 +354,12 @@ def test_conversations_and_texts_mix(mixture, tokenizer, tmp_path):
     sources = [*mixture.mixture, {"source": str(path), "format": "prompt_completion"}]
     blocks = load_splits(DataSettings(mixture=sources, block_size=40), tokenizer).train
     alone = [load_splits(part, tokenizer).train for part in DataSettings(mixture=sources, block_size=40).parts()]
-    labels = [each[row]["labels"].tolist() for each in alone for row in range(len(each))]
+    labels = [source[row]["labels"].tolist() for source in alone for row in range(len(source))]
     assert [blocks[row]["labels"].tolist() for row in range(len(blocks))] == labels
     every = range(len(blocks))
     assert blocks.count_predicted(every) == sum(token != IGNORE for row in labels for token in row)
-    assert blocks.tokens == sum(each.tokens for each in alone)
-    assert len({blocks.sha256, *(each.sha256 for each in alone)}) == 4
+    assert blocks.tokens == sum(source.tokens for source in alone)
+    assert len({blocks.sha256, *(source.sha256 for source in alone)}) == 4
 
 
 def test_token_files_mix(tokenizer, tmp_path):
@@ -371,8 +371,8 @@ def test_token_files_mix(tokenizer, tmp_path):
     made = load_splits(DataSettings(mixture=sources, layout="stream", block_size=16, held_out=2), tokenizer)
     text = tokenizer.decode(np.concatenate(list(made.train.rows)))
     for name in "ab":
-        (own,) = drawn(words(name, 9), 1)
-        held_out = own.split()[0]
+        (held_out_text,) = drawn(words(name, 9), 1)
+        held_out = held_out_text.split()[0]
         assert held_out in tokenizer.decode(np.concatenate(list(made.held_out.rows)))
         assert held_out not in text
-        assert all(each.split()[0] in text for each in words(name, 8) if each != own)
+        assert all(text_of_file.split()[0] in text for text_of_file in words(name, 8) if text_of_file != held_out_text)

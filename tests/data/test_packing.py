@@ -111,8 +111,8 @@ def test_rounding_to_8_bits_is_not_taken_for_attention(model_type, values, why, 
         alone, before = model(tokens[:1]).logits, model(tokens).logits
     if why is None:  # a text's batch changes it
         assert (alone - before[:1]).abs().max() > 1e-3 * alone.abs().max()
-    found = packing_obstacle(model, 40)
-    assert found is None if why is None else why in found
+    obstacle = packing_obstacle(model, 40)
+    assert obstacle is None if why is None else why in obstacle
     with torch.no_grad():
         assert torch.equal(model(tokens).logits, before)
 

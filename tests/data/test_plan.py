@@ -30,17 +30,17 @@ def test_every_block_is_seen_once_before_any_is_seen_again(size, seed):
 @given(sizes, st.integers(0, 100))
 def test_what_is_written_is_read_back(size, seed):
     blocks, steps, batch_size = size
-    plans = {each: draw_plan(blocks=blocks, steps=steps, batch_size=batch_size, seed=each) for each in (seed, seed + 1)}
+    plans = {key: draw_plan(blocks=blocks, steps=steps, batch_size=batch_size, seed=key) for key in (seed, seed + 1)}
     with TemporaryDirectory() as folder:
         write_plans(Path(folder), plans)
         described, back = json.loads((Path(folder) / "plan.json").read_text()), read_plans(Path(folder))
-    assert [(each, value["sha256"]) for each, value in described.items()] == [
+    assert [(key, value["sha256"]) for key, value in described.items()] == [
         (str(k), p.sha256) for k, p in plans.items()
     ]
     assert not any("indices" in value for value in described.values())
-    for each, plan in plans.items():
-        assert np.array_equal(back[each].indices, plan.indices)
-        assert (back[each].seed, back[each].blocks, back[each].sha256) == (each, blocks, plan.sha256)
+    for key, plan in plans.items():
+        assert np.array_equal(back[key].indices, plan.indices)
+        assert (back[key].seed, back[key].blocks, back[key].sha256) == (key, blocks, plan.sha256)
 
 
 def test_a_seed_fixes_the_plan_of_four_bytes_a_block_and_more_steps_only_extend_it(tmp_path):

@@ -155,7 +155,7 @@ def test_held_out_documents_of_a_stream_are_drawn_over_it(append_eos, words, dat
         whole = load_splits(settings(path, block_size=size), tokenizer).train
         assert np.asarray(whole.rows).tolist() == stream_rows(ids, size, [0])
         places = drawn(range(len(texts)), held_out)
-        for blocks, part in ((splits.train, without(ids, places)), (splits.held_out, [ids[each] for each in places])):
+        for blocks, part in ((splits.train, without(ids, places)), (splits.held_out, [ids[index] for index in places])):
             assert np.asarray(blocks.rows).tolist() == stream_rows(part, size, [0])
             assert blocks.documents == len(part)
         assert len({splits.train.sha256, splits.held_out.sha256, whole.sha256}) == 3
@@ -251,12 +251,12 @@ def test_a_file_of_another_tool_is_described_and_then_used(tmp_path, text_file, 
     np.asarray(ids, dtype="<u2").tofile(path)
     info = describe_token_file(path, tokenizer)
     assert (info.tokens, info.documents, info.end_of_text, info.source) == (len(ids), 4, 0, "theirs.bin")
-    told, of_text = [], settings(text_file)
+    counted, of_text = [], settings(text_file)
     monkeypatch.setattr("hfpatch.data.tokenizer._BATCH_CHARACTERS", 1)
     ours = write_token_file(
-        tmp_path / "ours.bin", map(Document, texts), tokenizer, of_text, on_part=lambda *counts: told.append(counts)
+        tmp_path / "ours.bin", map(Document, texts), tokenizer, of_text, on_part=lambda *counts: counted.append(counts)
     )
-    assert told == [(count, len(flat(texts[:count], tokenizer))) for count in range(1, 5)]
+    assert counted == [(count, len(flat(texts[:count], tokenizer))) for count in range(1, 5)]
     assert info.sha256 == ours.sha256
     made, read = load_blocks(settings(tmp_path / "ours.bin"), tokenizer), load_blocks(of_text, tokenizer)
     assert np.array_equal(made.rows, read.rows)

@@ -56,8 +56,8 @@ def test_incomplete_and_damaged_lines_are_dropped(tmp_path):
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
         again = ScoreCache(path, {})
-        found = [again.find(request) for request in (FIRST, SECOND)]
-        assert found in ([None, None], [(-1.5, True), None])
+        scores = [again.find(request) for request in (FIRST, SECOND)]
+        assert scores in ([None, None], [(-1.5, True), None])
         again.add([(SECOND, (-9.0, False))])
         assert ScoreCache(path, {}).find(SECOND) == (-9.0, False)
     path.write_text(whole.decode().replace("-1.5, true", "-1.5"), encoding="utf-8")
@@ -70,7 +70,7 @@ def test_incomplete_and_damaged_lines_are_dropped(tmp_path):
 def test_models_have_different_keys_and_an_unpatched_one_has_that_of_its_base():
     model = families.make_model("llama")
     others = (families.make_model("llama", torch.bfloat16), families.make_model("qwen2"))
-    keys = [model_key(each) for each in (model, *others)]
+    keys = [model_key(variant) for variant in (model, *others)]
     patched = patch(model, PreProjectionConfig())
     keys.append(model_key(patched))
     families.perturb(patched)
@@ -194,8 +194,8 @@ def test_only_sources_that_compute_are_part_of_the_key():
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hfpatch."):
                 module = node.module.removeprefix("hfpatch.")
-                found = package.joinpath(*module.split("."))
-                assert module.startswith(allowed) or {found.with_suffix(".py"), found / "__init__.py"} & files, module
+                source = package.joinpath(*module.split("."))
+                assert module.startswith(allowed) or {source.with_suffix(".py"), source / "__init__.py"} & files, module
 
 
 def evaluated(model, tokenizer, data_dir, folder, **options):

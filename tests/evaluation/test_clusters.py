@@ -97,7 +97,7 @@ def test_intervals_cover_at_their_rate(kind, together, seeds):
             + (spread * rng.normal() if seeds > 1 else 0.0)
             for _ in range(seeds)
         ]
-        means, mean = np.array([each.mean() for each in by_seed]), np.mean(by_seed, axis=0)
+        means, mean = np.array([scores.mean() for scores in by_seed]), np.mean(by_seed, axis=0)
         over_seeds = stats.over_seeds(means, np.zeros(1), paired=True)
         parts = [over_seeds] if over_seeds else []
         estimate = Estimate(mean.mean(), (stats.over_documents(mean, weights, groups=members), *parts))
@@ -124,7 +124,7 @@ def test_a_comparison_is_that_of_group_sums(tmp_path, seeds):
         pairs = list(zip(-values, words, strict=True))
         runs["a"][seed] = write(tmp_path / f"a{seed}", "novel", "bits_per_byte", pairs, names)
     tasks = {"novel": result("novel", "bits_per_byte", 24)}
-    (found,) = compare(Records(runs), tasks, {"a": ["baseline"]})
+    (made,) = compare(Records(runs), tasks, {"a": ["baseline"]})
     nats = math.log(2)
     difference = (np.mean(tables, axis=0) - base) / nats
     error, count = by_hand(difference, words, names)
@@ -133,10 +133,10 @@ def test_a_comparison_is_that_of_group_sums(tmp_path, seeds):
         scores = [(values - base).sum() / words.sum() / nats for values in tables]
         reach = math.hypot(reach, student.ppf(0.975, seeds - 1) * np.std(scores, ddof=1) / math.sqrt(seeds))
     expected = difference.sum() / words.sum()
-    assert found.difference == pytest.approx(expected)
-    assert (found.low, found.high) == pytest.approx((expected - reach, expected + reach))
-    assert found.test == ("paired t over groups of documents", "paired t over seeds and groups of documents")[seeds > 1]
-    assert (found.n, found.clusters.groups, found.clusters.column) == (96, 24, "passage")
+    assert made.difference == pytest.approx(expected)
+    assert (made.low, made.high) == pytest.approx((expected - reach, expected + reach))
+    assert made.test == ("paired t over groups of documents", "paired t over seeds and groups of documents")[seeds > 1]
+    assert (made.n, made.clusters.groups, made.clusters.column) == (96, 24, "passage")
 
 
 def test_a_score_that_is_no_ratio_is_resampled_by_groups(tmp_path):
@@ -155,7 +155,7 @@ def test_a_score_that_is_no_ratio_is_resampled_by_groups(tmp_path):
     (apart,) = compare(records, {"odd": result("odd", "steps", 30)}, {"a": ["b"]})
     counts = [np.unique(draw, return_counts=True)[1] for draw in drawn]  # of each group's value
     assert len(drawn) > 2 * comparison.RESAMPLES
-    assert all(each.sum() == 180 and (each % 6 == 0).all() for each in counts)
+    assert all(sizes.sum() == 180 and (sizes % 6 == 0).all() for sizes in counts)
     (naive,) = compare(records, {"odd": result("odd", "steps")}, {"a": ["b"]})
     assert apart.test == "paired bootstrap t over groups of documents"
     assert apart.high - apart.low > 1.7 * (naive.high - naive.low)
@@ -180,8 +180,8 @@ def test_too_few_groups_get_no_verdict(tmp_path, groups):
     names = [str(i % groups) for i in range(100)]
     scores = {"a": 1.0, "b": 0.0}
     runs = {name: {0: write(tmp_path / name, "quiz", "acc", [value] * 100, names)} for name, value in scores.items()}
-    (found,) = compare(Records(runs), tasks={"quiz": result("quiz", "acc", groups)}, references={"a": ["b"]})
-    assert (found.test, found.p) == ("none (too few groups)", None)
+    (compared,) = compare(Records(runs), tasks={"quiz": result("quiz", "acc", groups)}, references={"a": ["b"]})
+    assert (compared.test, compared.p) == ("none (too few groups)", None)
 
 
 @pytest.fixture
@@ -201,21 +201,21 @@ def grouped_task(support, tmp_path):
 
 def test_records_and_results_name_the_groups(taught, tokenizer, grouped_task, tmp_path):
     chosen = grouped_task(column="passage")
-    found = evaluate(taught, tokenizer, select(chosen), storage=Storage(records=tmp_path / "a"))["quiz"]
+    scored = evaluate(taught, tokenizer, select(chosen), storage=Storage(records=tmp_path / "a"))["quiz"]
     rows = read_record(tmp_path / "a", "quiz")
     assert [row["cluster"] for row in rows[::5]] == [row["cluster"] for row in rows[4::5]]
-    assert len({row["cluster"] for row in rows}) == 12 == found.clusters.groups
+    assert len({row["cluster"] for row in rows}) == 12 == scored.clusters.groups
     right = [float(row["acc"]) for row in rows]
-    assert found.stderr["acc"] == pytest.approx(
+    assert scored.stderr["acc"] == pytest.approx(
         by_hand(right, [1.0] * 60, [row["doc"]["passage"]["id"] for row in rows])[0]
     )
-    assert TaskResult.model_validate(found.to_json()) == found
+    assert TaskResult.model_validate(scored.to_json()) == scored
     errors = {}
     for column, groups in ((None, None), ("single", 60), ("label", 2)):
         settings = grouped_task(column="passage", cluster={"quiz": column})
         again = evaluate(taught, tokenizer, select(settings))["quiz"]
         assert (again.clusters and again.clusters.groups) == groups
-        assert again.metrics == found.metrics
+        assert again.metrics == scored.metrics
         errors[groups] = again.stderr
     assert errors[60] == errors[None] != errors[2]  # a group for each document changes nothing
     assert evaluate(taught, tokenizer, select(grouped_task(limit=8)))["quiz"].to_json()["clusters"] is None
@@ -246,10 +246,10 @@ def test_the_known_tasks_of_the_installed_lm_eval_have_their_columns(pattern, co
     folders = {"boolq": "super_glue", "multirc": "super_glue", "record": "super_glue", "squadv2": "squadv2"}
     stem = pattern.removeprefix("super_glue-").removesuffix("_*").split("-")[0]
     folder = Path(lm_eval.tasks.__file__).parent / folders.get(stem, stem)
-    found = {name: entry for name, entry in index._index((folder,)).items() if fnmatchcase(name, pattern)}
-    known = {name: entry for name, entry in found.items() if entry.kind.name in index.TASKS}
-    assert known
-    for name, entry in known.items():
+    entries = {name: entry for name, entry in index._index((folder,)).items() if fnmatchcase(name, pattern)}
+    defined = {name: entry for name, entry in entries.items() if entry.kind.name in index.TASKS}
+    assert defined
+    for name, entry in defined.items():
         config = load_yaml(entry.yaml_path, resolve_func=False)
         code = [path.read_text(encoding="utf-8") for path in entry.yaml_path.parent.glob("*.py")]
         uses = (f"{{{{{column}}}}}", f"{{{{{column}.", f'doc["{column}"]')

@@ -48,14 +48,14 @@ def test_lm_eval_scores_a_patched_folder(tmp_path, tokenizer, support, monkeypat
     arguments += ["--include_path", str(tasks), "--tasks", "last_word", "--output_path", f"{tmp_path}/out.json"]
     assert main([*arguments, "--log_samples"]) == 0
     (written,) = tmp_path.glob("samples_last_word_*.jsonl")
-    found = [float(json.loads(line)["resps"][0][0][0]) for line in written.read_text().splitlines()]
+    scores = [float(json.loads(line)["resps"][0][0][0]) for line in written.read_text().splitlines()]
     with torch.no_grad():
         texts = [(row["text"], f" {row['word']}") for row in rows]
         expected = [float(support.continuation(model, tokenizer, *text)[0].sum()) for text in texts]
         hfpatch.unpatch(model)
         bare = [float(support.continuation(model, tokenizer, *text)[0].sum()) for text in texts]
-    assert found == pytest.approx(expected, rel=1e-6, abs=1e-4)
-    assert found != pytest.approx(bare, rel=1e-2)
+    assert scores == pytest.approx(expected, rel=1e-6, abs=1e-4)
+    assert scores != pytest.approx(bare, rel=1e-2)
 
 
 def test_its_help_is_lm_evals():

@@ -13,7 +13,7 @@ from hfpatch.evaluation.comparison import compare_by
 from hfpatch.results.verdicts import Measure, judge
 
 TASKS = {"quiz": result("quiz"), "novel": result("novel", "word_perplexity", higher=False)}
-MEASURES = {task: Measure(each.primary, each.higher_is_better) for task, each in TASKS.items()}
+MEASURES = {task: Measure(scored.primary, scored.higher_is_better) for task, scored in TASKS.items()}
 
 
 def judged(made, measures=MEASURES):
@@ -92,22 +92,22 @@ def test_low_noise_metrics_are_compared_like_others(tmp_path):
     tasks = {"quiz": result("quiz", "acc").model_copy(update={"metrics": dict.fromkeys(names, 0.5)})}
     given = {"tasks": tasks, "references": {"style": ["baseline", "same"], "same": ["baseline"]}}
     every = compare(Records(runs), **given)
-    found = [one for one in every if one.metric != "acc"]
+    low_noise = [one for one in every if one.metric != "acc"]
     assert [one.metric for one in every[:3]] == ["acc"] * 3
-    assert [(one.method, one.reference, one.metric) for one in found] == [
+    assert [(one.method, one.reference, one.metric) for one in low_noise] == [
         (method, reference, metric)
         for method, reference in (("style", "baseline"), ("style", "same"), ("same", "baseline"))
         for metric in names[1:]
     ]
-    by_metric = {one.metric: one for one in found if (one.method, one.reference) == ("style", "baseline")}
+    by_metric = {one.metric: one for one in low_noise if (one.method, one.reference) == ("style", "baseline")}
     assert [by_metric[metric].p < 0.05 for metric in names[1:]] == [True, False, False]
     # The values by their definition: bits over bytes, and means.
     rows = {name: read_record(tmp_path / name, "quiz") for name in runs}
-    bits = {name: -sum(row["bits_per_byte"][0] for row in each) / math.log(2) for name, each in rows.items()}
+    bits = {name: -sum(row["bits_per_byte"][0] for row in table) / math.log(2) for name, table in rows.items()}
     size = sum(row["bits_per_byte"][1] for row in rows["style"])
     assert by_metric["bits_per_byte"].difference == pytest.approx((bits["style"] - bits["baseline"]) / size)
     assert by_metric["bits_per_byte"].high < 0
-    means = {name: np.mean([row["margin"] for row in each]) for name, each in rows.items()}
+    means = {name: np.mean([row["margin"] for row in table]) for name, table in rows.items()}
     assert by_metric["margin"].difference == pytest.approx(means["style"] - means["baseline"])
 
 
@@ -146,9 +146,9 @@ def test_runs_are_paired_by_seed(tmp_path):
     for seed in (3, 1, 7):
         runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "acc", (rng.random(100) < 0.5).astype(float))
     runs["b"] = {seed: runs["a"][seed] for seed in (3, 1)}
-    (found,) = compare(Records(runs), tasks={"quiz": TASKS["quiz"]}, references={"a": ["b"]})
-    assert (found.seeds, found.difference, found.p) == (2, 0, 1)
-    assert found.test == "paired t over seeds and documents"
+    (compared,) = compare(Records(runs), tasks={"quiz": TASKS["quiz"]}, references={"a": ["b"]})
+    assert (compared.seeds, compared.difference, compared.p) == (2, 0, 1)
+    assert compared.test == "paired t over seeds and documents"
 
 
 def test_a_control_with_one_seed_left_has_a_variance_over_seeds(tmp_path):
@@ -177,21 +177,21 @@ def test_direction_of_an_unknown_metric_comes_from_the_task(tmp_path):
     runs = {name: {0: write(tmp_path / name, "odd", "surprise", values)} for name, values in both.items()}
     for higher, verdict in ((False, "worse"), (True, "better")):
         task = {"odd": result("odd", "surprise", higher)}
-        (found,) = compare(Records(runs), tasks=task, references={"a": ["b"]})
-        (decided,) = judged([found], {"odd": Measure("surprise", higher)})
-        assert (found.test, decided.outcome) == ("paired permutation", verdict)
-        assert found.difference == pytest.approx(0.2)
+        (compared,) = compare(Records(runs), tasks=task, references={"a": ["b"]})
+        (decided,) = judged([compared], {"odd": Measure("surprise", higher)})
+        assert (compared.test, decided.outcome) == ("paired permutation", verdict)
+        assert compared.difference == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(("documents", "seeds"), [(1, 1), (2, 2), (19, 1), (19, 3)])
 def test_too_few_documents_get_no_verdict(tmp_path, documents, seeds):
     runs = {"baseline": {0: write(tmp_path / "b", "quiz", "acc", [0.0] * documents)}}
     runs["a"] = {seed: write(tmp_path / f"a{seed}", "quiz", "acc", [1.0] * documents) for seed in range(seeds)}
-    (found,) = compare(Records(runs), tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
-    assert (found.difference, found.test) == (1, "none (too few documents)")
-    assert [(one.outcome, one.why) for one in judged([found])] == [("not tested", "too few documents")]
-    assert (found.low, found.high) == (-math.inf, math.inf)
-    assert found.p is None
+    (compared,) = compare(Records(runs), tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
+    assert (compared.difference, compared.test) == (1, "none (too few documents)")
+    assert [(one.outcome, one.why) for one in judged([compared])] == [("not tested", "too few documents")]
+    assert (compared.low, compared.high) == (-math.inf, math.inf)
+    assert compared.p is None
 
 
 @pytest.mark.parametrize("values", [(1e308, -1e308), (1e200, -1e200), (math.inf, 0.0), (800.0, 0.0)])
@@ -205,8 +205,8 @@ def test_values_without_a_finite_mean_or_variance_are_not_tested(tmp_path, value
         runs = range(seeds if method == "it" else 1)
         records[method] = {s: write(tmp_path / f"{method}-{s}", "t", name, drawn.tolist()) for s in runs}
     results = {"t": result("t", name)}
-    (found,) = compare(Records(records), tasks=results, references={"it": ["baseline"]})
-    assert (found.test, found.p, found.low, found.errors) == (
+    (compared,) = compare(Records(records), tasks=results, references={"it": ["baseline"]})
+    assert (compared.test, compared.p, compared.low, compared.errors) == (
         *("none (values without a finite mean or variance)", None, -math.inf, []),
     )
 
@@ -216,16 +216,16 @@ def test_what_no_difference_could_show_is_not_called_visible(tmp_path):
     runs = {"baseline": {0: write(tmp_path / "b", "quiz", "acc", base)}, "a": {}}
     for seed, right in enumerate((0, 100)):
         runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "acc", np.where(np.arange(120) < right, 1.0, base))
-    (found,) = compare(Records(runs), tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
-    (one,) = judged([found])
-    assert (found.low, found.high, one.detectable, one.outcome) == (-0.5, 0.5, None, "not decided")  # base 0.5
+    (compared,) = compare(Records(runs), tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
+    (one,) = judged([compared])
+    assert (compared.low, compared.high, one.detectable, one.outcome) == (-0.5, 0.5, None, "not decided")  # base 0.5
 
 
 @pytest.mark.parametrize(("seeds", "control"), [(2, 0), (3, 1)])
 def test_seeds_that_vary_do_not_make_equal_methods_different(tmp_path, seeds, control):
     """Seeds vary four times as much as the mean over documents; with ``control`` 1, so does a control's only one."""
     rng = np.random.default_rng(5)
-    found = []
+    rejected = []
     for _ in range(200):
         base = rng.normal(size=25)
         runs = {"a": {}, "control": {0: write(tmp_path / "c", "quiz", "odd", base + control * rng.normal(0, 0.8))}}
@@ -234,9 +234,9 @@ def test_seeds_that_vary_do_not_make_equal_methods_different(tmp_path, seeds, co
             runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "odd", values)
         paired = Records(runs, "" if control else "control")
         (one,) = compare_by(paired, [result("quiz", "odd")], {"a": ["control"]}, {})
-        found.append(one.p < 0.05)
+        rejected.append(one.p < 0.05)
         assert (one.p < 0.05) == (not one.low <= 0 <= one.high)
-    assert np.mean(found) < 0.08
+    assert np.mean(rejected) < 0.08
 
 
 def test_other_documents_and_broken_records_are_refused(records):

@@ -36,7 +36,7 @@ def test_the_statistic_by_hand(monkeypatch):
     pairs = rng.normal(size=(3, 35)) * weights
     pairs[2] = 0.5 * pairs[0] - 2 * pairs[1]  # as methods make pairs of each other
     rows = residuals(pairs, weights)
-    assert rows == pytest.approx(np.stack([each - each.sum() / weights.sum() * weights for each in pairs]))
+    assert rows == pytest.approx(np.stack([pair - pair.sum() / weights.sum() * weights for pair in pairs]))
 
     def ratio(rows, length):
         starts = range(35 - length + 1)
@@ -47,11 +47,11 @@ def test_the_statistic_by_hand(monkeypatch):
 
     orders, lengths = np.random.default_rng(5), (2, 4, 8)  # four runs of 16 would need 64
     asked = [rows, *(rows[:, orders.permutation(35)] for _ in range(19))]
-    table = np.array([[ratio(each, length) for length in lengths] for each in asked])
+    table = np.array([[ratio(ordered, length) for length in lengths] for ordered in asked])
     largest = ((table - table.mean(axis=0)) / table.std(axis=0)).max(axis=1)
-    found = find_dependence(rows, seed=5)
-    assert found.p == np.mean(largest >= largest[0])
-    assert found.ratio == pytest.approx(table[0, lengths.index(found.length)])
+    tested = find_dependence(rows, seed=5)
+    assert tested.p == np.mean(largest >= largest[0])
+    assert tested.ratio == pytest.approx(table[0, lengths.index(tested.length)])
     assert find_dependence(np.zeros((2, 40))) is None
     assert find_dependence(rows[:, :7]) is None
 
@@ -74,7 +74,7 @@ def committed(name, task, metric):
     values = {
         method: [read_values(path)[task].metrics[metric] for path in its.values()] for method, its in runs.items()
     }
-    sums = {method: -np.mean(each, axis=0)[:, 0] for method, each in values.items()}
+    sums = {method: -np.mean(by_seed, axis=0)[:, 0] for method, by_seed in values.items()}
     pairs = dict.fromkeys((one.method, one.reference) for one in results.comparisons)
     weights = next(iter(values.values()))[0][:, 1]
     return residuals(np.array([sums[method] - sums[reference] for method, reference in pairs]), weights)
@@ -106,12 +106,12 @@ def test_intervals_over_runs_of_neighbours_are_nearly_those_of_the_groups(monkey
         # groups begin anywhere in a run
         differences = np.roll(differences, int(rng.integers(size)), axis=1)
         rows, mean = residuals(differences, np.ones(documents)), differences[0].mean()
-        found = find_dependence(rows, seed=int(rng.integers(1 << 30)))
-        if not found.alarms or documents / found.length < 20:
+        tested = find_dependence(rows, seed=int(rng.integers(1 << 30)))
+        if not tested.alarms or documents / tested.length < 20:
             continue
         for kind, units in (
             ("documents", np.arange(documents)),
-            ("runs", Neighbours.of(found, documents).runs(documents)),
+            ("runs", Neighbours.of(tested, documents).runs(documents)),
         ):
             sums = np.bincount(units, weights=rows[0])
             error = np.sqrt(len(sums) / (len(sums) - 1) * (sums**2).sum()) / documents
@@ -125,11 +125,11 @@ def test_intervals_over_runs_of_neighbours_are_nearly_those_of_the_groups(monkey
     ("units", "length", "expected"), [(640, 2, 8), (100, 2, 4), (60, 2, 2), (39, 2, 2), (128, 16, 16)]
 )
 def test_runs_are_as_long_as_leaves_enough_of_them(units, length, expected):
-    found = Neighbours.of(Dependence(p=0.003, length=length, ratio=2.0), units)
-    assert found == (expected, 0.003)
-    assert found.runs(units).tolist() == [place // expected for place in range(units)]
+    neighbours = Neighbours.of(Dependence(p=0.003, length=length, ratio=2.0), units)
+    assert neighbours == (expected, 0.003)
+    assert neighbours.runs(units).tolist() == [index // expected for index in range(units)]
     groups = np.arange(3 * units) // 3
-    assert found.runs(3 * units, groups).tolist() == [place // expected for place in groups.tolist()]
+    assert neighbours.runs(3 * units, groups).tolist() == [index // expected for index in groups.tolist()]
 
 
 def records(folder, differences, **columns):
@@ -146,26 +146,26 @@ def test_a_comparison_takes_runs_of_neighbours_or_the_declared_groups(tmp_path):
     differences = drawn(rng, 400, size=5, correlation=0.6, pairs=1)[0]
     result, against = task_result("t", "score"), {"it": ["baseline"]}
     runs = records(tmp_path / "plain", differences)
-    (found,) = compare(Records(runs), {"t": result}, against)
-    length = found.clusters.run
-    assert found.clusters.groups == -(-400 // length) >= 20
-    assert (found.clusters.column, found.clusters.p) == ("", 0.001)
-    assert found.test == "paired t over groups of documents"
-    (said,) = dependence_cautions([found], {"t"})
+    (compared,) = compare(Records(runs), {"t": result}, against)
+    length = compared.clusters.run
+    assert compared.clusters.groups == -(-400 // length) >= 20
+    assert (compared.clusters.column, compared.clusters.p) == ("", 0.001)
+    assert compared.test == "paired t over groups of documents"
+    (said,) = dependence_cautions([compared], {"t"})
     assert "neighbouring documents vary together (p = 0.001)" in said
-    assert f"tests take {found.clusters.groups} groups of {length} neighbours as units" in said
+    assert f"tests take {compared.clusters.groups} groups of {length} neighbours as units" in said
     assert "--cluster t=COLUMN" in said
-    assert "data.group" in next(iter(dependence_cautions([found], ())))
+    assert "data.group" in next(iter(dependence_cautions([compared], ())))
 
     # the same as if the runs had been declared
-    names = [f"run {place // length}" for place in range(400)]
-    grouped = result.model_copy(update={"clusters": found.clusters.model_copy(update={"run": None, "p": None})})
+    names = [f"run {index // length}" for index in range(400)]
+    grouped = result.model_copy(update={"clusters": compared.clusters.model_copy(update={"run": None, "p": None})})
     declared = records(tmp_path / "declared", differences, cluster=names)
     (other,) = compare_by(Records(declared), [grouped], against, {})
-    assert (other.low, other.high, other.p) == (found.low, found.high, found.p)
+    assert (other.low, other.high, other.p) == (compared.low, compared.high, compared.p)
 
     # with the true groups there is nothing to find
-    true = records(tmp_path / "true", differences, cluster=[f"group {place // 5}" for place in range(400)])
+    true = records(tmp_path / "true", differences, cluster=[f"group {index // 5}" for index in range(400)])
     assert find_dependent(Records(true), [grouped], against) == {}
     assert find_dependent(Records(runs), [result], against).keys() == {"t"}
     assert not list(dependence_cautions([other], {"t"}))

@@ -36,7 +36,7 @@ def pooled(values):
 
 def test_gains_are_made_to_rise_by_isotonic_regression():
     gains = np.random.default_rng(0).normal(size=(50, 5))
-    np.testing.assert_allclose(monotone(gains), [pooled(each) for each in gains], atol=1e-12)
+    np.testing.assert_allclose(monotone(gains), [pooled(row) for row in gains], atol=1e-12)
 
 
 def test_a_frontier_goes_through_its_points_and_never_falls():
@@ -48,10 +48,10 @@ def test_a_frontier_goes_through_its_points_and_never_falls():
 @pytest.mark.parametrize("times", [1.0, 3.0, 1 / 5])
 def test_a_method_that_needs_so_many_times_the_parameters(times):
     weights = np.linspace(1, 3, 25)
-    ours, theirs = (exact(along(SIZES, each)) * weights for each in (times, 1.0))
-    found = exchange_rate(Sizes(SIZES, ours), Sizes(SIZES, theirs), weights)
-    assert (found.rate, found.low, found.high) == pytest.approx((times, times, times))
-    assert (found.lowest, found.highest) == pytest.approx(
+    ours, theirs = (exact(along(SIZES, factor)) * weights for factor in (times, 1.0))
+    exchange = exchange_rate(Sizes(SIZES, ours), Sizes(SIZES, theirs), weights)
+    assert (exchange.rate, exchange.low, exchange.high) == pytest.approx((times, times, times))
+    assert (exchange.lowest, exchange.highest) == pytest.approx(
         (SLOPE * math.log(3 / min(1, times)) if times < 1 else SLOPE * math.log(3), along(SIZES, max(times, 1))[-1])
     )
 
@@ -59,26 +59,26 @@ def test_a_method_that_needs_so_many_times_the_parameters(times):
 def test_the_mean_over_the_gains_that_both_reach():
     # x(γ) = γ log 10 of the reference, 2 γ log 10 of the method, γ from 0 to 0.5: the mean of γ log 10
     sizes = np.array([100.0, 1000.0])
-    found = exchange_rate(Sizes(sizes, exact([0, 0.5])), Sizes(sizes, exact([0, 1.0])), np.ones(25))
-    assert found.rate == pytest.approx(10**0.25)
-    assert (found.lowest, found.highest) == pytest.approx((0, 0.5))
+    exchange = exchange_rate(Sizes(sizes, exact([0, 0.5])), Sizes(sizes, exact([0, 1.0])), np.ones(25))
+    assert exchange.rate == pytest.approx(10**0.25)
+    assert (exchange.lowest, exchange.highest) == pytest.approx((0, 0.5))
 
 
 def test_a_method_of_one_size():
     one, other = Sizes(np.array([500.0]), exact([0.5])), Sizes(np.array([100.0, 10_000.0]), exact([0, 1.0]))
-    found = exchange_rate(one, other, np.ones(25))
-    assert found.rate == pytest.approx(500 / 1000)
-    assert (found.lowest, found.highest) == pytest.approx((0.5, 0.5))
+    exchange = exchange_rate(one, other, np.ones(25))
+    assert exchange.rate == pytest.approx(500 / 1000)
+    assert (exchange.lowest, exchange.highest) == pytest.approx((0.5, 0.5))
 
 
 def test_the_error_over_seeds():
     # seeds that shift all gains of a method by δ change log ρ by -δ / slope: the error is sd(δ) / (slope √S)
     shifts = np.array([-0.01, 0.02, 0.005])
     ours = exact(along(SIZES), seeds=3) + shifts[None, :, None]
-    found = exchange_rate(Sizes(SIZES, ours), Sizes(SIZES, exact(along(SIZES), seeds=3)), np.ones(25))
+    made = exchange_rate(Sizes(SIZES, ours), Sizes(SIZES, exact(along(SIZES), seeds=3)), np.ones(25))
     reach = t.ppf(0.975, 2) * shifts.std(ddof=1) / SLOPE / math.sqrt(3)
     middle = -shifts.mean() / SLOPE
-    assert np.log([found.rate, found.low, found.high]) == pytest.approx([middle, middle - reach, middle + reach], 1e-6)
+    assert np.log([made.rate, made.low, made.high]) == pytest.approx([middle, middle - reach, middle + reach], 1e-6)
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -88,10 +88,10 @@ def test_the_error_over_documents(grouped):
     groups = np.repeat(np.arange(many // 4), 4) if grouped else None
     ours = exact(along(SIZES), documents=many) + shifts
     theirs = exact(along(SIZES), documents=many)
-    found = exchange_rate(Sizes(SIZES, ours), Sizes(SIZES, theirs), np.ones(many), groups)
+    exchange = exchange_rate(Sizes(SIZES, ours), Sizes(SIZES, theirs), np.ones(many), groups)
     means = shifts.reshape(-1, 4).mean(axis=1) if grouped else shifts
     reach = t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / math.sqrt(len(means)) / SLOPE
-    assert math.log(found.high / found.low) / 2 == pytest.approx(reach, rel=0.08)  # 999 draws
+    assert math.log(exchange.high / exchange.low) / 2 == pytest.approx(reach, rel=0.08)  # 999 draws
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -106,8 +106,8 @@ def test_without_a_rate_there_is_a_reason(size):
     few, part = Sizes(SIZES, low[..., : 10 * size]), None if groups is None else groups[: 10 * size]
     assert exchange_rate(few, few, ones[: 10 * size], part) == Exchange(why="too few documents")
     wild = low + np.random.default_rng(0).normal(0, 20, size=low.shape)
-    found = exchange_rate(Sizes(SIZES, wild), Sizes(SIZES, low), ones, groups)
-    assert (found.rate, found.more_than, found.less_than) == (None, None, None)
+    exchange = exchange_rate(Sizes(SIZES, wild), Sizes(SIZES, low), ones, groups)
+    assert (exchange.rate, exchange.more_than, exchange.less_than) == (None, None, None)
 
 
 def saturating(sizes):
@@ -118,13 +118,13 @@ def simulated(gains, rng, seeds, *, of_seeds=0.005, of_documents=0.1, documents=
     """Gains with noise: of each size and seed, of documents in all seeds of a size, and of documents in each run."""
     shape = (len(gains), seeds, documents)
     shared = rng.normal(0, of_documents / 2, size=(shape[0], 1, documents))
-    own = rng.normal(0, of_documents / 2, size=shape)
-    return np.asarray(gains)[:, None, None] + rng.normal(0, of_seeds, size=(*shape[:2], 1)) + shared + own
+    of_runs = rng.normal(0, of_documents / 2, size=shape)
+    return np.asarray(gains)[:, None, None] + rng.normal(0, of_seeds, size=(*shape[:2], 1)) + shared + of_runs
 
 
 def rates(truth, seeds, repeats):
     rng, weights = np.random.default_rng(1), np.ones(200)
-    pairs = ([Sizes(SIZES, simulated(each, rng, seeds)) for each in truth] for _ in range(repeats))
+    pairs = ([Sizes(SIZES, simulated(gains, rng, seeds)) for gains in truth] for _ in range(repeats))
     return [exchange_rate(*pair, weights) for pair in pairs]
 
 
@@ -132,28 +132,28 @@ def rates(truth, seeds, repeats):
 @pytest.mark.parametrize(("times", "seeds"), [(1, 3), (3, 3), (3, 5)])
 def test_intervals_cover_the_truth(times, seeds):
     truth = saturating(SIZES / times), saturating(SIZES)
-    found = rates(truth, seeds, 80)
+    exchanges = rates(truth, seeds, 80)
     exact_rate = exchange_rate(Sizes(SIZES, exact(truth[0])), Sizes(SIZES, exact(truth[1])), np.ones(25))
     assert exact_rate.rate == pytest.approx(times, rel=0.02)  # what is left is the interpolation's
-    assert all(each.rate is not None for each in found)
-    assert sum(each.low <= exact_rate.rate <= each.high for each in found) >= 0.92 * len(found)
-    assert np.median([each.rate for each in found]) == pytest.approx(exact_rate.rate, rel=0.05)
+    assert all(exchange.rate is not None for exchange in exchanges)
+    assert sum(exchange.low <= exact_rate.rate <= exchange.high for exchange in exchanges) >= 0.92 * len(exchanges)
+    assert np.median([exchange.rate for exchange in exchanges]) == pytest.approx(exact_rate.rate, rel=0.05)
 
 
 @pytest.mark.parametrize("times", [0.2, 5.0])
 def test_bounds_of_rates_that_are_not_known_hold(times):
     """A method that is worse, or better, by a factor at each size: both bounds are on the right side of it."""
-    rng, weights, wrong, found = np.random.default_rng(2), np.ones(200), 0, 0
+    rng, weights, wrong, bounded = np.random.default_rng(2), np.ones(200), 0, 0
     for _ in range(150):
-        ours, theirs = (Sizes(SIZES, simulated(along(SIZES, each), rng, 3, of_seeds=0.01)) for each in (times, 1.0))
+        ours, theirs = (Sizes(SIZES, simulated(along(SIZES, factor), rng, 3, of_seeds=0.01)) for factor in (times, 1.0))
         more, less = bounds(ours, theirs, weights, None)
-        found += more is not None or less is not None
+        bounded += more is not None or less is not None
         wrong += (more is not None and more > times) or (less is not None and less < times)
-    assert found > 30
+    assert bounded > 30
     assert wrong / 150 < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 150)
 
 
 @pytest.mark.slow
 def test_frontiers_that_do_not_rise_have_no_rate():
     flat = np.full(len(SIZES), 0.1)
-    assert sum(each.rate is not None for each in rates((flat, flat), 3, 60)) <= 3
+    assert sum(exchange.rate is not None for exchange in rates((flat, flat), 3, 60)) <= 3

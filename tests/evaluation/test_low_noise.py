@@ -120,21 +120,21 @@ def one_by_one(model, tokenizer, requests):
     for context, continuation in requests:
         kind = "loglikelihood" if context else "loglikelihood_rolling"
         args = (context, continuation) if context else (continuation,)
-        found = getattr(lm, kind)([Instance(kind, {}, args, 0)], disable_tqdm=True)[0]
-        values.append(found[0] if context else found)
+        answer = getattr(lm, kind)([Instance(kind, {}, args, 0)], disable_tqdm=True)[0]
+        values.append(answer[0] if context else answer)
     return values
 
 
 def recomputed(values, requests, right):
     """The metrics of a document by their definitions, the bytes of what was scored among them."""
     sizes = [len(continuation.encode("utf-8")) for _, continuation in requests]
-    found = {"bits_per_byte": [sum(values[i] for i in right), sum(sizes[i] for i in right)]}
+    metrics = {"bits_per_byte": [sum(values[i] for i in right), sum(sizes[i] for i in right)]}
     wrong = set(range(len(values))) - right
     if wrong:
         total = math.fsum(map(math.exp, values))
-        found["gold_probability"] = sum(math.exp(values[i]) for i in right) / total
-        found["margin"] = max(values[i] for i in right) - max(values[i] for i in wrong)
-    return found
+        metrics["gold_probability"] = sum(math.exp(values[i]) for i in right) / total
+        metrics["margin"] = max(values[i] for i in right) - max(values[i] for i in wrong)
+    return metrics
 
 
 @pytest.mark.parametrize("name", list(FORMS)[:9])
@@ -146,11 +146,11 @@ def test_they_are_those_of_hflm_one_request_at_a_time(scored, taught, tokenizer,
         expected.append(recomputed(one_by_one(taught, tokenizer, requests), requests, right))
         for metric, value in expected[-1].items():
             assert record[metric] == pytest.approx(value, abs=1e-4), (metric, row)
-    values, sizes = np.array([each["bits_per_byte"] for each in expected]).T
+    values, sizes = np.array([document["bits_per_byte"] for document in expected]).T
     metrics = results[name].metrics
     assert metrics["bits_per_byte"] == pytest.approx(-values.sum() / math.log(2) / sizes.sum(), abs=1e-4)
     for metric in expected[0].keys() - {"bits_per_byte"}:
-        column = [each[metric] for each in expected]
+        column = [document[metric] for document in expected]
         assert metrics[metric] == pytest.approx(np.mean(column), abs=1e-4)
         assert results[name].stderr[metric] == pytest.approx(np.std(column, ddof=1) / 2, abs=1e-4)
     if name == "choice":
@@ -163,16 +163,16 @@ def test_nothing_more_is_scored_than_lm_eval_asks_for_and_answers_are_kept(score
         by_lm_eval = watch(patched)
         lm = HfpatchLM(taught, tokenizer=tokenizer)
         for name, task in select(chosen).tasks.items():
-            found = lm_eval.evaluate(lm, {name: task}, bootstrap_iters=0)["results"][name]
-            theirs = {key.removesuffix(",none"): value for key, value in found.items() if key.endswith(",none")}
-            own = {key: value for key, value in results[name].metrics.items() if key in theirs}
-            assert own == pytest.approx({key: theirs[key] for key in own}), name
-            assert results[name].primary in own
+            scores = lm_eval.evaluate(lm, {name: task}, bootstrap_iters=0)["results"][name]
+            theirs = {key.removesuffix(",none"): value for key, value in scores.items() if key.endswith(",none")}
+            ours = {key: value for key, value in results[name].metrics.items() if key in theirs}
+            assert ours == pytest.approx({key: theirs[key] for key in ours}), name
+            assert results[name].primary in ours
     assert asked == by_lm_eval
     for reused in (0, len(asked)):
         again = evaluate(taught, tokenizer, select(chosen), storage=Storage(answers=tmp_path))
         assert again == results
-        assert sum(each.reused for each in again.values()) == reused
+        assert sum(result.reused for result in again.values()) == reused
 
 
 def test_they_are_left_out_where_no_answer_is_known_to_be_right(scored):
@@ -181,7 +181,7 @@ def test_they_are_left_out_where_no_answer_is_known_to_be_right(scored):
         assert not MEASURED & set(results[name].metrics), name
         assert not any(MEASURED & set(record) for record in records(folder, name))
     choices = ("choice", "spaced", "several", "named", "mutual", "blank", "checked")
-    assert tuple(name for name, each in results.items() if set(each.metrics) >= MEASURED) == choices
+    assert tuple(name for name, result in results.items() if set(result.metrics) >= MEASURED) == choices
 
 
 def test_an_impossible_answer_has_no_finite_value(scored):
@@ -235,7 +235,7 @@ def test_bits_per_byte_find_an_adaptation_that_accuracy_does_not_see(tmp_path):
     evaluate(model, tokenizer, select(settings), storage=Storage(records=tmp_path / "before"))
     patch(model, NonlinearQueryConfig(), seed=0)
     ids = [token for text in tokenizer(list(documents("shifted", count=200)))["input_ids"] for token in text]
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2)
     for batch in torch.tensor(ids[: 20 * 8 * 128]).view(20, 8, 128):
         model(batch, labels=batch).loss.backward()
         optimizer.step()

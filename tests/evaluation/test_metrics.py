@@ -38,8 +38,8 @@ def test_directions_aggregations_and_primary_metrics():
     assert metric_named("acc", aggregation=median).aggregate is median
     assert metric_named("f1").aggregate is f1_score
     assert metric_named("f1", aggregation=mean).aggregate is None
-    own = partial(median)
-    assert metric_named("acc", aggregation=own).aggregate is own
+    wrapped = partial(median)
+    assert metric_named("acc", aggregation=wrapped).aggregate is wrapped
     assert primary_metric("hellaswag", ["acc", "acc_norm"]) == "acc_norm"
     assert primary_metric("tinyworld_endings", ["acc_norm", "acc"]) == "acc"
     assert primary_metric("lambada_openai", ["perplexity", "acc"]) == "acc"

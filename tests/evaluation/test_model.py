@@ -62,10 +62,10 @@ FIRST_TOKENS = [{"add_bos_token": True}, {"add_bos_token": False}, {"prefix_toke
 def test_loglikelihoods_equal_hflm(model, tokenizer, options, pairs, support):
     made = [*pairs, ("<|endoftext|>Anna left", " the lamp"), ("", "<|endoftext|>Anna")]
     both = [kind(model, tokenizer=tokenizer, **options) for kind in (HfpatchLM, HFLM)]
-    assert_same(*(each.loglikelihood(requests("loglikelihood", made)) for each in both))
+    assert_same(*(scorer.loglikelihood(requests("loglikelihood", made)) for scorer in both))
     texts = [(text * length,) for length, text in enumerate(support.passages(5), start=1)]
     rolling = requests("loglikelihood_rolling", texts)
-    torch.testing.assert_close(*(each.loglikelihood_rolling(rolling) for each in both), rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(*(scorer.loglikelihood_rolling(rolling) for scorer in both), rtol=1e-6, atol=1e-4)
 
 
 @pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
@@ -75,8 +75,8 @@ def test_loglikelihoods_by_onednn_equal_hflm(model, tokenizer, pairs, monkeypatc
     keys = []
     for library in ("mkl", "onednn"):
         monkeypatch.setenv("HFPATCH_MATMUL", library)
-        found = HfpatchLM(model, tokenizer=tokenizer).loglikelihood(asked)
-        assert_same(found, expected)
+        answers = HfpatchLM(model, tokenizer=tokenizer).loglikelihood(asked)
+        assert_same(answers, expected)
         keys.append(model_key(model))
     assert keys[0] != keys[1]
     assert not any("forward" in vars(module) for module in model.modules())
@@ -129,9 +129,9 @@ def test_bf16_scores_are_those_of_lm_eval_in_bf16_up_to_rounding(
     assert model_key(models[torch.bfloat16])["matmul"] == library
     values = HfpatchLM(models[torch.bfloat16], tokenizer=tokenizer).loglikelihood(made)
     peer = HFLM(models[torch.bfloat16], tokenizer=tokenizer, softmax_dtype="float32").loglikelihood(made)
-    exact = [float(support.continuation(models[torch.float64], tokenizer, *each.args)[0].sum()) for each in made]
-    own, others = (max(abs(v - e) for (v, _), e in zip(each, exact, strict=True)) for each in (values, peer))
-    assert 1e-4 < own < 1.5 * others + 1e-3
+    exact = [float(support.continuation(models[torch.float64], tokenizer, *request.args)[0].sum()) for request in made]
+    ours, others = (max(abs(v - e) for (v, _), e in zip(answers, exact, strict=True)) for answers in (values, peer))
+    assert 1e-4 < ours < 1.5 * others + 1e-3
     assert sum(a != b for (_, a), (_, b) in zip(values, peer, strict=True)) <= 1
 
 

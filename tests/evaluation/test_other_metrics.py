@@ -58,8 +58,8 @@ def write_tasks(folder, support, tasks):
     (folder / "own.py").write_text(CODE)
     for name, (form, metric, aggregation, *_) in tasks.items():
         options = {"aggregation": aggregation, "higher_is_better": metric != "perplexity"} if aggregation else {}
-        own = {"process_results": f"!function own.{metric}"} if f"def {metric}(" in CODE else {}
-        write_task(folder, name, **form, **own, metric_list=[{"metric": metric, **options}])
+        code = {"process_results": f"!function own.{metric}"} if f"def {metric}(" in CODE else {}
+        write_task(folder, name, **form, **code, metric_list=[{"metric": metric, **options}])
     return EvaluationSettings(tasks=tuple(tasks), include_path=folder, batch_size=DOCUMENTS)
 
 
@@ -68,11 +68,11 @@ def scored(taught, tokenizer, support, tmp_path_factory):
     """The scores of a taught and of an untaught model, and where their records are."""
     folder = tmp_path_factory.mktemp("metrics")
     chosen = write_tasks(folder, support, TASKS)
-    found = {
+    results = {
         name: evaluate(model, tokenizer, select(chosen), storage=Storage(records=folder / name))
         for name, model in {"baseline": support.gpt_neox(), "taught": taught}.items()
     }
-    return folder, found, select(chosen).tasks
+    return folder, results, select(chosen).tasks
 
 
 def values(folder, task, metric):
@@ -86,8 +86,8 @@ def by_primary(scores, runs, aggregations, method="taught"):
 
 
 def test_they_are_compared_by_lm_evals_own_function(scored, monkeypatch):
-    folder, found, tasks = scored
-    scores = found["baseline"]
+    folder, results, tasks = scored
+    scores = results["baseline"]
     monkeypatch.setattr(comparison, "RESAMPLES", 30)
     aggregations = all_aggregations(tasks)
     check_comparable(folder / "baseline", scores, aggregations)
@@ -97,8 +97,8 @@ def test_they_are_compared_by_lm_evals_own_function(scored, monkeypatch):
     for one in compared:
         _, metric, _, function = TASKS[one.task]
         both = [np.array(values(folder / name, one.task, metric), dtype=object) for name in ("taught", "baseline")]
-        again = [function(list(each)) for each in both]
-        assert again == pytest.approx([found[name][one.task].metrics[metric] for name in ("taught", "baseline")])
+        again = [function(list(column)) for column in both]
+        assert again == pytest.approx([results[name][one.task].metrics[metric] for name in ("taught", "baseline")])
         assert one.difference == pytest.approx(again[0] - again[1], rel=1e-6, abs=1e-9)
         assert one.low <= one.difference <= one.high
         assert (one.p < 0.05) == (one.low > 0 or one.high < 0)
@@ -112,14 +112,14 @@ def test_they_are_compared_by_lm_evals_own_function(scored, monkeypatch):
 
 @pytest.mark.parametrize(("task", "metric"), [("brier", "brier_score"), ("median", "perplexity")])
 def test_the_interval_is_that_of_a_bootstrap_over_documents(scored, task, metric):
-    folder, found, tasks = scored
-    scores = {task: found["baseline"][task]}
+    folder, results, tasks = scored
+    scores = {task: results["baseline"][task]}
     aggregations = all_aggregations({task: tasks[task]})
     runs = {"baseline": {0: folder / "baseline"}, "taught": {0: folder / "taught"}}
     (one,) = by_primary(scores, runs, aggregations)
     both = [np.array(values(folder / name, task, metric), dtype=object) for name in ("taught", "baseline")]
     draws = np.random.default_rng(3).integers(0, DOCUMENTS, size=(1000, DOCUMENTS))
-    error = np.std([np.diff([aggregations[task][metric](list(each[d])) for each in both]) for d in draws])
+    error = np.std([np.diff([aggregations[task][metric](list(column[d])) for column in both]) for d in draws])
     assert one.high - one.low == pytest.approx(2 * student.ppf(0.975, DOCUMENTS - 1) * error, rel=0.2)
 
 
@@ -132,13 +132,13 @@ def test_a_score_that_no_draw_changes_gets_no_verdict(tmp_path):
 
 
 def test_several_seeds_add_their_own_variance(scored, monkeypatch):
-    folder, found, tasks = scored
+    folder, results, tasks = scored
     monkeypatch.setattr(comparison, "RESAMPLES", 30)
-    scores = {"f1": found["baseline"]["f1"]}
+    scores = {"f1": results["baseline"]["f1"]}
     runs = {"baseline": {0: folder / "baseline"}, "a": {0: folder / "taught", 1: folder / "baseline"}}
     aggregations = all_aggregations({"f1": tasks["f1"]})
     (one,) = by_primary(scores, runs, aggregations, "a")
-    gain = found["taught"]["f1"].metrics["f1"] - found["baseline"]["f1"].metrics["f1"]
+    gain = results["taught"]["f1"].metrics["f1"] - results["baseline"]["f1"].metrics["f1"]
     assert one.test == "paired bootstrap t over seeds and documents"
     assert one.difference == pytest.approx(gain / 2)
     assert one.high - one.low >= 2 * 12.706 * abs(gain) / 2
@@ -147,8 +147,8 @@ def test_several_seeds_add_their_own_variance(scored, monkeypatch):
 def test_only_ratios_have_an_error_and_what_is_no_number_is_null_or_refused(
     scored, taught, tokenizer, support, tmp_path
 ):
-    folder, found, _ = scored
-    errors = {name: set(result.stderr) - set(LOW_NOISE) for name, result in found["taught"].items()}
+    folder, results, _ = scored
+    errors = {name: set(result.stderr) - set(LOW_NOISE) for name, result in results["taught"].items()}
     assert errors == {task: set() for task in TASKS} | {"perplexity": {"perplexity"}}
     assert None in values(folder / "taught", "gaps", "gaps")
     chosen = write_tasks(tmp_path, support, {"nothing": (CLOZE, "gaps", "mean")})

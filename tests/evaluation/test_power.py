@@ -22,20 +22,20 @@ def table(rng, model, effect, documents, seeds):
         drawn = np.where(uniform < gain, 1.0, np.where(uniform < gain + lose, -1.0, 0.0))
         reference = (drawn < 0).astype(float)  # the answers themselves do not matter, only their differences
         return reference + drawn, reference, weights
-    own = rng.normal(size=(seeds, documents)) * np.sqrt(1 - model.shared)
+    noise = rng.normal(size=(seeds, documents)) * np.sqrt(1 - model.shared)
     common = rng.normal(size=documents) * np.sqrt(model.shared)
     shift = rng.normal(size=(seeds, 1)) * model.shift
     reference = np.broadcast_to(rng.normal(size=documents), (seeds, documents))
-    return reference + effect + model.sd * (own + common) + shift, reference, weights
+    return reference + effect + model.sd * (noise + common) + shift, reference, weights
 
 
 def share_found(model, effect, documents, seeds, *, cases):
-    rng, found = np.random.default_rng(0), 0
+    rng, significant = np.random.default_rng(0), 0
     for _ in range(cases):
         drawn = table(rng, model, effect, documents, seeds)
         pair = Pair("a", "b", [None] * seeds, [None] * seeds)
-        found += _test_ratio(pair, *drawn, None, of_logs=False).p < 0.05
-    return found / cases
+        significant += _test_ratio(pair, *drawn, None, of_logs=False).p < 0.05
+    return significant / cases
 
 
 ACCURACY = Differences(np.sqrt(0.1), shared=0.5, accuracy=True)
@@ -70,8 +70,8 @@ def test_the_planned_documents_find_the_planned_effect(name):
 def test_the_planned_seeds_find_the_planned_effect():
     seeds = LIKELIHOOD.seeds_for(0.05, 300)
     assert LIKELIHOOD.power(0.05, 300, seeds) >= 0.8 > LIKELIHOOD.power(0.05, 300, seeds - 1)
-    found = share_found(LIKELIHOOD, 0.05, 300, seeds, cases=1000)
-    assert 0.75 <= found <= 1.0  # a whole number of seeds is as a rule a little more than needed
+    share = share_found(LIKELIHOOD, 0.05, 300, seeds, cases=1000)
+    assert 0.75 <= share <= 1.0  # a whole number of seeds is as a rule a little more than needed
 
 
 def test_a_difference_of_nothing_is_found_no_more_often_than_the_level():

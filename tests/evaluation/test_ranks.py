@@ -56,7 +56,7 @@ def launched(tmp_path_factory, support):
     support.write_rows(root / "rows.jsonl", [{"text": text} for text in texts])
     write_task(root, "writing", **WRITING)
     base = load_base("tinyworld/gpt2").model
-    patches = [make_patch(base, each, root / name) for name, each in {"pre": PRE, "query": QUERY}.items()]
+    patches = [make_patch(base, config, root / name) for name, config in {"pre": PRE, "query": QUERY}.items()]
     settings = {"limit": 24, "tasks": ["tinyworld_cloze", "tinyworld_endings"], "batch_size": 2}
     with_texts = {**settings, "tasks": [*settings["tasks"], "tinyworld_text", "writing"], "include_path": str(root)}
     recipe = {
@@ -108,38 +108,38 @@ def read(path: Path):
     return json.loads(path.read_text())
 
 
-def assert_alike(found, expected, *, rel=1e-6):
+def assert_alike(actual, expected, *, rel=1e-6):
     """Compare JSON values, but for times; numbers to rounding."""
     if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
+        assert actual.keys() == expected.keys()
         for key, value in expected.items():
             if key not in LEFT_OUT:
-                assert_alike(found[key], value, rel=max(rel, A_FEW_DRAWS) if key in ("p", "p_corrected") else rel)
+                assert_alike(actual[key], value, rel=max(rel, A_FEW_DRAWS) if key in ("p", "p_corrected") else rel)
     elif isinstance(expected, list):
-        for one, two in zip(found, expected, strict=True):
+        for one, two in zip(actual, expected, strict=True):
             assert_alike(one, two, rel=rel)
     else:
-        assert found == (pytest.approx(expected, rel=rel, abs=rel) if isinstance(expected, float) else expected)
+        assert actual == (pytest.approx(expected, rel=rel, abs=rel) if isinstance(expected, float) else expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["patches", "models"])
 def test_results_and_records_are_those_of_one_process(root, name):
     one, two = root / "one" / name, root / "two" / name
-    assert_alike(*(read(place / "results.json") for place in (two, one)))
+    assert_alike(*(read(folder / "results.json") for folder in (two, one)))
     records = sorted(path.relative_to(one) for path in one.rglob("*.jsonl"))
     assert records == sorted(path.relative_to(two) for path in two.rglob("*.jsonl"))
     assert len([path for path in records if path.parts[0] != "answers"]) == {"patches": 12, "models": 4}[name]
     for path in records:
-        lines = [[json.loads(line) for line in (place / path).read_text().splitlines()] for place in (two, one)]
+        lines = [[json.loads(line) for line in (folder / path).read_text().splitlines()] for folder in (two, one)]
         if path.parts[0] == "answers":
-            lines = [sorted(each[1:]) for each in lines]
+            lines = [sorted(rows[1:]) for rows in lines]
         assert_alike(*lines)
 
 
 @pytest.mark.slow
 def test_compare_is_shared_by_all_processes_evenly(root):
-    one, two = (read(root / place / "compare" / "results.json") for place in ("one", "two"))
+    one, two = (read(root / name / "compare" / "results.json") for name in ("one", "two"))
     assert_alike(two, one, rel=1e-4)
     assert (root / "two" / "compare" / "report.html").is_file()
     loads = read(root / "two" / "loads" / "rank-0.json")["loads"]
@@ -152,7 +152,7 @@ def test_compare_is_shared_by_all_processes_evenly(root):
 def test_pieces_of_a_model_compute_the_formula(root, case):
     tokens, plain = make_tokens(), make_model(case)
     patched = hfpatch.load_patch(make_model(case), root / f"{case}-patch")
-    pre, query = (next(name for name, each in patched.peft_config.items() if isinstance(each, kind)) for kind in KINDS)
+    pre, query = (next(name for name, part in patched.peft_config.items() if isinstance(part, kind)) for kind in KINDS)
     formula = twin_of(patched, case, pre_projection=(pre, PRE), nonlinear_query=(query, QUERY))
     expected = [model(tokens).logits for model in (plain, formula)]
     assert not torch.allclose(*expected, rtol=1e-2)
@@ -184,8 +184,8 @@ def test_a_process_that_dies_ends_the_others_and_loses_no_answer(launched):
     lines = {path.name: path.read_text().count("\n") - 1 for path in (out / "answers").iterdir()}
     assert next(count for name, count in lines.items() if name.endswith(".rank-1.jsonl")) >= 3
     settings = EvaluationSettings(tasks=["tinyworld_cloze"], limit=300)
-    found = evaluate(ModelSettings(name="tinyworld/gpt2"), settings=settings, output=out)
-    assert found.variants["base"].scores["tinyworld_cloze"].reused >= sum(lines.values())
+    results = evaluate(ModelSettings(name="tinyworld/gpt2"), settings=settings, output=out)
+    assert results.variants["base"].scores["tinyworld_cloze"].reused >= sum(lines.values())
     assert not list((out / "answers").glob("*.rank-*"))
 
 
@@ -199,23 +199,23 @@ def test_shares_are_even_and_contexts_stay_together(monkeypatch):
     ]
     for limits in (BatchLimits(512, 1), BatchLimits(32768, 1, 2048)):
         rows = group(requests, longest=128)
-        found = units(batches(rows, limits.divided(sum(map(len, rows)))), limits)
-        assert sorted(index for unit in found for index in unit.requests()) == list(range(len(requests)))
+        work = units(batches(rows, limits.divided(sum(map(len, rows)))), limits)
+        assert sorted(index for unit in work for index in unit.requests()) == list(range(len(requests)))
         if limits.overhead > 100:
             continue  # so few tokens are not worth several batches on a GPU
         for count in (2, 3):
             shared = Ranks(count=count)
-            owners = shared.share_out([unit.cost(()) for unit in found])
+            owners = shared.share_out([unit.cost(()) for unit in work])
             assert max(shared.loads) / sum(shared.loads) <= 1.1 / count
-            by_request = {index: owner for unit, owner in zip(found, owners, strict=True) for index in unit.requests()}
-            assert all(len({by_request[4 * place + each] for each in range(4)}) == 1 for place in range(150))
+            by_request = {index: owner for unit, owner in zip(work, owners, strict=True) for index in unit.requests()}
+            assert all(len({by_request[4 * context + ending] for ending in range(4)}) == 1 for context in range(150))
 
 
 def test_small_tasks_keep_batches_and_products_large():
     cpu, gpu = (BatchLimits.for_device(torch.device(kind)) for kind in ("cpu", "cuda"))
     assert [cpu.divided(total).tokens for total in (10, 10**6)] == [512, 512]
     assert [gpu.divided(total).tokens for total in (10, 16 * 10_000, 10**6)] == [8192, 10_000, 32768]
-    rows = group([TokenRequest.cut([each], [1], 8) for each in range(100)], longest=128)
+    rows = group([TokenRequest.cut([token], [1], 8) for token in range(100)], longest=128)
     assert [len(list(unit.requests())) for unit in units([[row] for row in rows], cpu)][:-1] == [16] * 6
     pairs = [rows[start : start + 2] for start in range(0, 100, 2)]
     assert [len(list(unit.requests())) for unit in units(pairs, cpu)][:-1] == [32] * 3

@@ -18,7 +18,7 @@ DOCUMENTS = 30
 
 
 def documents():
-    return Documents([f"{place:016x}" for place in range(DOCUMENTS)], np.arange(10, 10 + DOCUMENTS) * 4)
+    return Documents([f"{index:016x}" for index in range(DOCUMENTS)], np.arange(10, 10 + DOCUMENTS) * 4)
 
 
 def changes(seed, *, base=False):
@@ -34,10 +34,10 @@ def changes(seed, *, base=False):
 
 def test_the_scores_are_ratios_of_sums(tmp_path):
     values = changes(3)
-    found = retained_result(TASK, values, documents(), tmp_path)
+    scored = retained_result(TASK, values, documents(), tmp_path)
     tokens, base, patched, kl, agreed = values.sum(axis=0)
-    assert found.n == DOCUMENTS
-    assert found.metrics == {
+    assert scored.n == DOCUMENTS
+    assert scored.metrics == {
         "bits_per_byte": pytest.approx(patched / math.log(2) / documents().bytes.sum()),
         "kl": pytest.approx(kl / tokens),
         "top1_agreement": pytest.approx(agreed / tokens),
@@ -59,9 +59,9 @@ def test_differences_have_intervals_over_documents_and_seeds(tmp_path):
             retained_result(TASK, changes(seed + shift), documents(), folder)
             write_values(folder, texts)
     points = [RetentionPoint(method="lora", scale=scale) for scale in (0.5, 1.0, 2.0)]
-    found = compare_points(points, Records(records), texts, None)
-    assert [point.scale for point in found] == [0.5, 1.0]  # at 2 there are no records
-    assert {each.method for point in found for each in point.comparisons} == {"lora"}
+    compared = compare_points(points, Records(records), texts, None)
+    assert [point.scale for point in compared] == [0.5, 1.0]  # at 2 there are no records
+    assert {comparison.method for point in compared for comparison in point.comparisons} == {"lora"}
     kl = np.stack([changes(seed + 1)[:, 3] for seed in range(3)])
     tokens = changes(1)[:, 0]
     mean, ratio = kl.mean(axis=0), kl.mean(axis=0).sum() / tokens.sum()
@@ -69,7 +69,7 @@ def test_differences_have_intervals_over_documents_and_seeds(tmp_path):
     of_documents = math.sqrt(DOCUMENTS) * residuals.std(ddof=1) / tokens.sum()
     of_seeds = (kl.sum(axis=1) / tokens.sum()).std(ddof=1) / math.sqrt(3)
     half = math.hypot(stats.t.ppf(0.975, DOCUMENTS - 1) * of_documents, stats.t.ppf(0.975, 2) * of_seeds)
-    one = found[1].comparison(TASK, "kl")
+    one = compared[1].comparison(TASK, "kl")
     assert (one.difference, one.low, one.high) == pytest.approx((ratio, ratio - half, ratio + half))
 
 
@@ -77,12 +77,12 @@ def test_differences_have_intervals_over_documents_and_seeds(tmp_path):
 def test_differences_on_a_text_in_groups_vary_over_groups(tmp_path, grouped):
     """The jackknife that leaves out one group at a time, here of one or two documents, from the records' clusters."""
     names = np.arange(DOCUMENTS) * 2 // 3
-    told = replace(documents(), groups=names.astype(np.int32) if grouped else None)
-    base = retained_result(TASK, changes(0, base=True), told, tmp_path / "base")
+    described = replace(documents(), groups=names.astype(np.int32) if grouped else None)
+    base = retained_result(TASK, changes(0, base=True), described, tmp_path / "base")
     folder = tmp_path / "lora"
-    found = retained_result(TASK, changes(1), told, folder)
-    for place in (tmp_path / "base", folder):
-        write_values(place, [TASK])
+    scored = retained_result(TASK, changes(1), described, folder)
+    for path in (tmp_path / "base", folder):
+        write_values(path, [TASK])
     (point,) = compare_points(
         [RetentionPoint(method="lora", scale=1.0)],
         Records({"baseline": {0: tmp_path / "base"}, "lora": {0: folder}}),
@@ -97,12 +97,12 @@ def test_differences_on_a_text_in_groups_vary_over_groups(tmp_path, grouped):
     one = point.comparison(TASK, "kl")
     rows = [json.loads(line) for line in (folder / f"{TASK}.jsonl").read_text().splitlines()]
     if grouped:
-        assert base.clusters == found.clusters == one.clusters == Clusters(column="data.group", groups=count)
+        assert base.clusters == scored.clusters == one.clusters == Clusters(column="data.group", groups=count)
         assert [row["cluster"] for row in rows] == [str(name) for name in names]
-        assert found.stderr["kl"] == pytest.approx(error)
+        assert scored.stderr["kl"] == pytest.approx(error)
         half = stats.t.ppf(0.975, count - 1) * error
         assert (one.low, one.high) == pytest.approx((ratio - half, ratio + half))
     else:
         assert base.clusters is one.clusters is None
         assert not any("cluster" in row for row in rows)
-        assert found.stderr["kl"] == pytest.approx(error, rel=0.1)  # the jackknife and the delta method
+        assert scored.stderr["kl"] == pytest.approx(error, rel=0.1)  # the jackknife and the delta method

@@ -175,20 +175,20 @@ def write_words(folder, support, rows, kind):
 def test_a_document_whose_context_and_answer_share_a_token_is_left_out(taught, tokenizer, support, tmp_path, kind):
     assert tokenizer(SHARED["text"])["input_ids"][:-1] == tokenizer(SHARED["text"] + "he")["input_ids"][:-1]
     rows = [{"text": f"{name} left the", "word": " lamp", "wrong": " coin", "gold": 0} for name in support.NAMES]
-    found, records = [], []
+    scores, records = [], []
     for name, documents in (("with", [*rows[:2], SHARED, *rows[2:]]), ("without", rows)):
         chosen = write_words(tmp_path, support, documents, kind)
         storage = Storage(tmp_path / name, answers=tmp_path / "answers")
-        found.append(evaluate(taught, tokenizer, select(chosen), storage=storage)["words"])
+        scores.append(evaluate(taught, tokenizer, select(chosen), storage=storage)["words"])
         records.append(read_record(tmp_path / name, "words"))
     why = "its context or its continuation has no token of its own"
-    assert found[0].left_out == LeftOut(documents=1, first=2, why=why)
+    assert scores[0].left_out == LeftOut(documents=1, first=2, why=why)
     assert [row["doc_id"] for row in records[0]] == [0, 1, 3, 4, 5, 6]
     assert [{**row, "doc_id": 0} for row in records[0]] == [{**row, "doc_id": 0} for row in records[1]]
     same = {"n", "metrics", "stderr", "data_sha256", "chance"}
-    assert found[0].model_dump(include=same) == found[1].model_dump(include=same)
-    assert found[1].left_out is None
-    (said,) = document_cautions({"words": found[0]})
+    assert scores[0].model_dump(include=same) == scores[1].model_dump(include=same)
+    assert scores[1].left_out is None
+    (said,) = document_cautions({"words": scores[0]})
     assert said == f"words: 1 of 7 documents cannot be scored and are left out (document 2: {why})."
     chosen = write_words(tmp_path, support, [SHARED], kind)
     with pytest.raises(HfpatchError, match="task words: none of its documents can be scored; document 0: its context"):

@@ -35,13 +35,13 @@ def run_lm_eval(folders, out, tasks, **options):
     manager = TaskManager(include_defaults=False, include_path=str(folders / "tasks"))
     tracker = EvaluationTracker(output_path=str(out))
     arguments = {"pretrained": str(folders / "model"), "dtype": "float32"}
-    found = lm_eval.simple_evaluate(
+    results = lm_eval.simple_evaluate(
         "hf", arguments, tasks=tasks, task_manager=manager, evaluation_tracker=tracker, bootstrap_iters=2, device="cpu",
         batch_size=4, **options,
     )  # fmt: skip
-    samples = found.pop("samples")
-    tracker.save_results_aggregated(results=found, samples=samples)
-    for task in found["configs"]:
+    samples = results.pop("samples")
+    tracker.save_results_aggregated(results=results, samples=samples)
+    for task in results["configs"]:
         tracker.save_results_samples(task_name=task, samples=samples[task])
     return read(next(out.iterdir()))
 
@@ -113,8 +113,8 @@ def test_scores_and_files_are_lm_evals(tmp_path, capsys, folders, tasks, given):
     for part in ("results", "groups"):
         for name, values in theirs.get(part, {}).items():
             assert set(ours[part][name]) | {"sample_count"} == set(values) | {"sample_count"}
-            known = {key: value for key, value in values.items() if "stderr" not in key and key != "sample_count"}
-            same({key: ours[part][name][key] for key in known}, known)
+            scores = {key: value for key, value in values.items() if "stderr" not in key and key != "sample_count"}
+            same({key: ours[part][name][key] for key in scores}, scores)
             for key, value in values.items():  # those of means; lm-eval draws the others at random
                 if key.startswith(("acc_stderr", "exact_match_stderr")):
                     assert ours[part][name][key] == pytest.approx(value, rel=1e-5)

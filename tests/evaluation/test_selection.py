@@ -16,7 +16,7 @@ from hfpatch.recipes.evaluation import EvaluationSettings
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory, support):
+def folder(tmp_path_factory, support):
     folder = tmp_path_factory.mktemp("own") / "tasks"
     write_tasks(folder, list(support.passages(12)))
     return folder
@@ -29,20 +29,20 @@ def no_full_index(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_full_index")
-def test_groups_and_tags_of_ones_own(own):
-    chosen = select(EvaluationSettings(tasks=("own_group", "own_word"), include_path=own))
+def test_groups_and_tags_of_ones_own(folder):
+    chosen = select(EvaluationSettings(tasks=("own_group", "own_word"), include_path=folder))
     assert list(chosen.tasks) == ["own_choice", "own_other", "own_word"]
     choice = chosen.tasks["own_choice"]
     assert choice.doc_to_text(choice.eval_docs[0]).startswith("Now ")  # as the group says
     assert chosen.groups["own_group"].child_names == ["own_choice", "own_other"]
-    assert list(load_tasks(["own_tag"], include_path=own)) == ["own_choice", "own_other"]
-    alone = load_tasks(["own_choice"], include_path=own)["own_choice"]
+    assert list(load_tasks(["own_tag"], include_path=folder)) == ["own_choice", "own_other"]
+    alone = load_tasks(["own_choice"], include_path=folder)["own_choice"]
     assert not alone.doc_to_text(alone.eval_docs[0]).startswith("Now ")
 
 
-def test_limits_and_groups_of_documents_of_single_tasks(own):
+def test_limits_and_groups_of_documents_of_single_tasks(folder):
     tasks = {"own_group": {"limit": 0.3}, "own_word": {"limit": 5}, "own_page": None}
-    settings = EvaluationSettings(tasks=tasks, limit=7, include_path=own, cluster={"own_group": "word"})
+    settings = EvaluationSettings(tasks=tasks, limit=7, include_path=folder, cluster={"own_group": "word"})
     chosen = select(settings)
     assert chosen.limits == {"own_choice": 4, "own_other": 4, "own_word": 5, "own_page": 7}  # ⌈0.3 · 12⌉ is 4
     assert chosen.clusters == {"own_choice": "word", "own_other": "word"}
@@ -50,21 +50,21 @@ def test_limits_and_groups_of_documents_of_single_tasks(own):
 
 @pytest.mark.usefixtures("no_full_index")
 def test_the_groups_of_lm_eval_have_the_tasks_that_it_gives_them():
-    found = index.entries_of("mmlu", index.AddedFolder())
-    assert found["mmlu"].kind.name == "GROUP"
-    listed = {each["task"] if isinstance(each, dict) else each for each in found["mmlu"].cfg["task"]}
+    entries = index.entries_of("mmlu", index.AddedFolder())
+    assert entries["mmlu"].kind.name == "GROUP"
+    listed = {member["task"] if isinstance(member, dict) else member for member in entries["mmlu"].cfg["task"]}
     assert listed == {"mmlu_stem", "mmlu_other", "mmlu_social_sciences", "mmlu_humanities"}
-    assert listed <= set(found)
-    assert sum(entry.kind.name == "TASK" for entry in found.values()) == 57
+    assert listed <= set(entries)
+    assert sum(entry.kind.name == "TASK" for entry in entries.values()) == 57
 
 
-def test_tags_and_patterns_of_lm_eval_need_its_whole_index(own, monkeypatch):
-    found = index._index((index._files()["arc_easy"][0].parent,))  # in place of all, which takes seconds
-    monkeypatch.setattr(index, "_everything", lambda: found)
+def test_tags_and_patterns_of_lm_eval_need_its_whole_index(folder, monkeypatch):
+    entries = index._index((index._files()["arc_easy"][0].parent,))  # in place of all, which takes seconds
+    monkeypatch.setattr(index, "_everything", lambda: entries)
     index.entries_of.cache_clear()
     assert index.entries_of("ai2_arc", index.AddedFolder())["ai2_arc"].kind.name == "TAG"
-    added = index.AddedFolder.at(own)
-    assert list(load_tasks(["own_[co]*"], include_path=own)) == ["own_choice", "own_other"]
+    added = index.AddedFolder.at(folder)
+    assert list(load_tasks(["own_[co]*"], include_path=folder)) == ["own_choice", "own_other"]
     assert "arc_easy" in index.entries_of("own_*", added)
     index.entries_of.cache_clear()
 
@@ -81,55 +81,55 @@ def test_tags_and_patterns_of_lm_eval_need_its_whole_index(own, monkeypatch):
         ({"tasks": ("own_word",), "gen_kwargs": {"top_p": 1}}, "gen_kwargs: none of the tasks generates text"),
     ],
 )
-def test_mistakes_are_one_line(own, monkeypatch, settings, message):
+def test_mistakes_are_one_line(folder, monkeypatch, settings, message):
     monkeypatch.setattr(index, "_everything", dict)
     with pytest.raises(HfpatchError, match=message):
-        select(EvaluationSettings(**settings, include_path=own))
+        select(EvaluationSettings(**settings, include_path=folder))
 
 
 @pytest.mark.parametrize(
     ("mark", "message"),
     [("UNSAFE_CODE", "executes code that the model writes; evaluation.confirm"), ("MULTIMODAL", "images")],
 )
-def test_tasks_that_are_not_run_unasked(own, monkeypatch, mark, message):
-    task = load_tasks(["own_word"], include_path=own)["own_word"]
+def test_tasks_that_are_not_run_unasked(folder, monkeypatch, mark, message):
+    task = load_tasks(["own_word"], include_path=folder)["own_word"]
     monkeypatch.setattr(task, mark, True, raising=False)
     with pytest.raises(HfpatchError, match=f"task own_word: .*{message}"):
-        select(EvaluationSettings(tasks=("own_word",), include_path=own))
-    allowed = EvaluationSettings(tasks=("own_word",), include_path=own, confirm_run_unsafe_code=True)
+        select(EvaluationSettings(tasks=("own_word",), include_path=folder))
+    allowed = EvaluationSettings(tasks=("own_word",), include_path=folder, confirm_run_unsafe_code=True)
     if mark == "UNSAFE_CODE":
         assert list(select(allowed).tasks) == ["own_word"]
 
 
-def test_the_tables_of_tasks_are_lm_evals(own, capsys, monkeypatch):
+def test_the_tables_of_tasks_are_lm_evals(folder, capsys, monkeypatch):
     def manager(include_path, **_):
         return TaskManager(include_defaults=False, include_path=include_path)
 
     monkeypatch.setattr(index, "TaskManager", manager)  # without lm-eval's own tasks, which take seconds
-    folders = [*index._OWN_FOLDERS, own]
+    folders = [*index._OWN_FOLDERS, folder]
     for words, given in (("list", {}), ("list_groups", {"list_subtasks": False, "list_tags": False})):
-        assert main(["eval", "--tasks", words, "--include_path", str(own)]) == 0
+        assert main(["eval", "--tasks", words, "--include_path", str(folder)]) == 0
         assert capsys.readouterr().out == manager(folders).list_all_tasks(**given) + "\n"
-    assert main(["eval", "--tasks", "list_tags", "--include_path", str(own)]) == 0
+    assert main(["eval", "--tasks", "list_tags", "--include_path", str(folder)]) == 0
     assert "own_tag" in capsys.readouterr().out
-    assert main(["eval", "--tasks", "list", "--include_path", f"{own}/gone"]) == 2
+    assert main(["eval", "--tasks", "list", "--include_path", f"{folder}/gone"]) == 2
 
 
-def test_a_table_of_tasks_is_kept_until_a_file_changes(own, capsys, monkeypatch, tmp_path):
+def test_a_table_of_tasks_is_kept_until_a_file_changes(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path / "cache"))
     made = []
     monkeypatch.setattr(index, "list_tasks", lambda *asked: made.append(asked) or f"table {len(made)}")
     for expected in ("table 1", "table 1"):
-        assert main(["eval", "--tasks", "list", "--include_path", str(own)]) == 0
+        assert main(["eval", "--tasks", "list", "--include_path", str(folder)]) == 0
         assert capsys.readouterr().out == f"{expected}\n"
-    (own / "another.yaml").write_text("task: another\n")
-    assert main(["eval", "--tasks", "list", "--include_path", str(own)]) == 0
-    assert main(["eval", "--tasks", "list_tags", "--include_path", str(own)]) == 0
+    (folder / "another.yaml").write_text("task: another\n")
+    assert main(["eval", "--tasks", "list", "--include_path", str(folder)]) == 0
+    assert main(["eval", "--tasks", "list_tags", "--include_path", str(folder)]) == 0
     assert capsys.readouterr().out == "table 2\ntable 3\n"
 
 
-def test_scores_of_groups_as_markdown_and_latex(capsys, own):
-    arguments = ["eval", "--model", "tinyworld/gpt2", "--tasks", "own_group,own_word", "--include_path", str(own)]
+def test_scores_of_groups_as_markdown_and_latex(capsys, folder):
+    arguments = ["eval", "--model", "tinyworld/gpt2", "--tasks", "own_group,own_word", "--include_path", str(folder)]
     arguments += ["--limit", "own_word=3", "--limit", "5", "--no-cache"]
     assert main([*arguments, "--markdown"]) == 0
     lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| own_")]

@@ -61,15 +61,15 @@ def test_the_permutation_test_is_that_of_all_exchanges():
 
 def test_the_permutation_test_and_its_interval_agree():
     rng = np.random.default_rng(1)
-    agreed, found = [], []
+    agreed, significant = [], []
     for k in range(150):
         documents = int(rng.integers(20, 60))
         differences = rng.choice([0.0, 1.0], size=documents, p=[0.6, 0.4]) * rng.normal(0.3, 1, size=documents)
         p, (low, high) = stats.paired_permutation(differences, rng.uniform(1, 3, size=documents), seed=k)
         agreed.append((p < 0.05) == (low > 0 or high < 0))
-        found.append(p < 0.05)
+        significant.append(p < 0.05)
     assert all(agreed)
-    assert 0.05 < np.mean(found) < 0.95
+    assert 0.05 < np.mean(significant) < 0.95
     assert stats.paired_permutation(np.zeros(30), np.ones(30)) == (1.0, (0.0, 0.0))
 
 
@@ -145,9 +145,9 @@ def test_equal_methods_are_called_different_no_more_often_than_stated(seeds, spr
     )
     estimate = Estimate(means.mean(axis=0), parts)
     for p in (0.05, 0.0125, 0.001):
-        found = np.mean(np.abs(estimate.difference) > estimate.reach(p))
-        assert found < p + 0.01, p
-        assert found < p * 1.15 + 0.001, p  # tighter where the nominal rate is small
+        rejected = np.mean(np.abs(estimate.difference) > estimate.reach(p))
+        assert rejected < p + 0.01, p
+        assert rejected < p * 1.15 + 0.001, p  # tighter where the nominal rate is small
 
 
 @pytest.mark.parametrize("documents", [100, 30])
@@ -157,5 +157,5 @@ def test_the_smallest_visible_difference_is_found_four_times_out_of_five(documen
     estimate = Estimate(0.0, (stats.over_documents(tables[0] / tables[0].std(ddof=1), np.ones(documents)),))
     visible = estimate.reach(0.05) + estimate.reach(0.4)
     errors = tables.std(axis=1, ddof=1) / math.sqrt(documents)
-    found = Estimate(tables.mean(axis=1) + visible, (Part(errors, documents - 1),))
-    assert 0.77 < np.mean(np.abs(found.difference) > found.reach(0.05)) < 0.84
+    shifted = Estimate(tables.mean(axis=1) + visible, (Part(errors, documents - 1),))
+    assert 0.77 < np.mean(np.abs(shifted.difference) > shifted.reach(0.05)) < 0.84

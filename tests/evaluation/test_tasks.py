@@ -50,9 +50,9 @@ def test_lm_evals_own_call_gets_the_examples_that_it_asks_for(data_dir, shots):
     few = {"limit": 2, "bootstrap_iters": 0, "task_manager": TaskManager(include_defaults=False)}
     for asked in (1, shots):
         task = load_tasks(("arc_easy",), data_dir=data_dir)["arc_easy"]
-        found = lm_eval.simple_evaluate(model="dummy", tasks=[task], num_fewshot=asked, **few)
-        assert found["n-shot"] == {"arc_easy": asked or 0}
-        context = found["samples"]["arc_easy"][0]["arguments"][0][0]
+        results = lm_eval.simple_evaluate(model="dummy", tasks=[task], num_fewshot=asked, **few)
+        assert results["n-shot"] == {"arc_easy": asked or 0}
+        context = results["samples"]["arc_easy"][0]["arguments"][0][0]
         assert context.count("Question: ") == 1 + (asked or 0)
     plain = lm_eval.evaluate(DummyLM(), load_tasks(("arc_easy",), data_dir=data_dir), limit=2, bootstrap_iters=0)
     assert plain["n-shot"] == {"arc_easy": 0}
@@ -62,8 +62,8 @@ def test_lm_evals_own_call_gets_the_examples_that_it_asks_for(data_dir, shots):
 
 
 def test_every_local_file_names_tasks_that_exist():
-    own = TaskManager(include_defaults=False, include_path=[eval_dir() / folder for folder in ("paper", "metamath")])
-    assert set(local_data()) <= {*own.task_index, *index._files()}
+    ours = TaskManager(include_defaults=False, include_path=[eval_dir() / folder for folder in ("paper", "metamath")])
+    assert set(local_data()) <= {*ours.task_index, *index._files()}
 
 
 def test_without_a_data_folder_the_hub_is_asked(monkeypatch):
@@ -230,8 +230,8 @@ def test_a_mistake_in_a_task_of_ones_own_is_one_line(own_tasks, change, name, me
 def test_every_text_of_every_document_is_found_however_deep():
     """Also where the task's templates fail on a document."""
     documents = [{"ctx": "a", "endings": ["b", "c"], "label": 2, "more": {"d": ("e", None)}}, {"ctx": "f"}]
-    found = task_documents({"task": SimpleNamespace(eval_docs=documents)})["task"]
-    assert [(each.read, each.texts) for each in found] == [([], ["a", "b", "c", "e"]), ([], ["f"])]
+    read = task_documents({"task": SimpleNamespace(eval_docs=documents)})["task"]
+    assert [(document.read, document.texts) for document in read] == [([], ["a", "b", "c", "e"]), ([], ["f"])]
 
 
 def test_a_model_reads_a_prompt_with_each_answer():
@@ -243,9 +243,9 @@ def test_a_model_reads_a_prompt_with_each_answer():
         "generated": {"output_type": "generate_until", "doc_to_text": "Q:", "doc_to_target": "{{answers}}"},
     }
     data = Dataset.from_list([{"gold": 0, "answers": ["A", "B"]}])
-    own = {"task": "own", "test_split": "test", "custom_dataset": lambda **_: {"test": data}}
-    found = task_documents({kind: ConfigurableTask(config={**own, **form}) for kind, form in forms.items()})
-    assert {name: documents[0].read for name, documents in found.items()} == {
+    common = {"task": "own", "test_split": "test", "custom_dataset": lambda **_: {"test": data}}
+    read = task_documents({kind: ConfigurableTask(config={**common, **form}) for kind, form in forms.items()})
+    assert {name: documents[0].read for name, documents in read.items()} == {
         "choice": ["Q: one A", "Q: one B"],
         "inputs": ["A one", "B one"],
         "generated": ["Q: A", "Q: B"],

@@ -33,10 +33,10 @@ def test_attention_reaches_no_further_than_its_window():
 def test_long_windows_are_named_with_their_cost():
     model = make_model("llama")
     model.config.max_position_embeddings = 8192
-    each = row_operations(model, [8192, 1024]) / [8192, 1024]
+    costs = row_operations(model, [8192, 1024]) / [8192, 1024]
     said = long_windows(model, [8192, 100, 8192], 8192)
     assert said.startswith("2 windows of 8,192 tokens, the model's longest")
-    assert f"{each[0] / each[1]:.1f} times as much a token" in said
+    assert f"{costs[0] / costs[1]:.1f} times as much a token" in said
     assert "--max-length 1024" in said
     assert long_windows(model, [100, 8191], 8192) == ""
     assert long_windows(model, [1024], 1024) == ""

@@ -94,8 +94,8 @@ class Handler(BaseHTTPRequestHandler):
                 tag = f'"{hashlib.sha256(body).hexdigest()}"'
                 self._answer(body, headers={"X-Repo-Commit": COMMIT, "ETag": tag})
         elif rest[:1] == ["tree"]:
-            found = _tree(files, "".join(f"{part}/" for part in rest[2:]))
-            self._answer(found) if found else self._nothing()
+            entries = _tree(files, "".join(f"{part}/" for part in rest[2:]))
+            self._answer(entries) if entries else self._nothing()
         elif rest[:1] in ([], ["revision"]):
             siblings = [{"rfilename": path} for path in files]
             self._answer({"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": []})
@@ -115,16 +115,16 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer({"errors": [], "warnings": []})
         if self.path.endswith("/info/lfs/objects/batch"):
             objects = [
-                {**each, "authenticated": True, "actions": {"upload": {"href": f"{address}/upload/{each['oid']}"}}}
-                for each in json.loads(body)["objects"]
+                {**one, "authenticated": True, "actions": {"upload": {"href": f"{address}/upload/{one['oid']}"}}}
+                for one in json.loads(body)["objects"]
             ]
             return self._answer({"transfer": "basic", "objects": objects})
         kind, name, files, rest = self._repository()
         if rest[:1] == ["preupload"]:
             asked = [file["path"] for file in json.loads(body)["files"]]
             modes = {path: "lfs" if path.endswith(".safetensors") else "regular" for path in asked}  # large files apart
-            told = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
-            return self._answer({"files": told})
+            modes_of = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
+            return self._answer({"files": modes_of})
         if rest[:1] == ["commit"]:
             self.server.commit((kind, name), [json.loads(line) for line in body.decode().splitlines()])
             url = f"{address}/{name}/commit/{COMMIT}"
@@ -141,10 +141,10 @@ def _entry(path, body):
 
 def _tree(files, below):
     """Return the entries of a folder and of those in it, folders too."""
-    found = [_entry(path, body) for path, body in files.items() if path.startswith(below)]
-    folders = {str(parent) for entry in found for parent in PurePosixPath(entry["path"]).parents} - {"."}
+    entries = [_entry(path, body) for path, body in files.items() if path.startswith(below)]
+    folders = {str(parent) for entry in entries for parent in PurePosixPath(entry["path"]).parents} - {"."}
     inside = sorted(folder for folder in folders if folder.startswith(below))
-    return [{"type": "directory", "path": folder, "size": 0, "oid": COMMIT} for folder in inside] + found
+    return [{"type": "directory", "path": folder, "size": 0, "oid": COMMIT} for folder in inside] + entries
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def test_paths_of_this_machine_are_cut_down_to_names(tmp_path):
     (folder / "recipe.yaml").write_text(write_yaml({"model": {"name": places[0]}, "data": {"source": places[1]}}))
     write_report(folder)
     files = contents(folder)
-    texts = {name: each.read_bytes() if hasattr(each, "read_bytes") else each for name, each in files.items()}
+    texts = {name: file.read_bytes() if hasattr(file, "read_bytes") else file for name, file in files.items()}
     assert "someone/data" in (folder / "report.html").read_text()
     for name, text in texts.items():
         assert not [word for word in (b"some one", b"hara", b"someone", b"private/", b"/mnt") if word in text], name
@@ -161,19 +161,19 @@ def test_links_that_lead_out_of_the_folder_are_left_out(run, tmp_path, capsys):
     before = {*contents(run)}, {*contents(patch)}
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "id_rsa").write_text("secret")
-    for place in (patch / "notes.txt", patch / "lora" / "vocab.json", run / "figures" / "gain.svg"):
-        place.parent.mkdir(exist_ok=True)
-        place.symlink_to(tmp_path / "secrets" / "id_rsa")
+    for link in (patch / "notes.txt", patch / "lora" / "vocab.json", run / "figures" / "gain.svg"):
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(tmp_path / "secrets" / "id_rsa")
     (patch / "more").symlink_to(tmp_path / "secrets")
     (run / "results.csv").unlink()
     (run / "results.csv").symlink_to(tmp_path / "secrets" / "id_rsa")
     (patch / "again.json").symlink_to("patch.json")
     with pytest.warns(UserWarning, match="leads out of .*, so it is left out") as warned:
-        found = {*contents(run)}, {*contents(patch)}
+        shared = {*contents(run)}, {*contents(patch)}
     inside = patch.relative_to(run).as_posix()
-    assert found == (before[0] - {"results.csv"} | {f"{inside}/again.json"}, before[1] | {"again.json"})
-    told = {str(each.message).partition(": ")[0] for each in warned}
-    assert {str(patch / "notes.txt"), str(patch / "lora" / "vocab.json"), str(run / "results.csv")} <= told
+    assert shared == (before[0] - {"results.csv"} | {f"{inside}/again.json"}, before[1] | {"again.json"})
+    named = {str(warning.message).partition(": ")[0] for warning in warned}
+    assert {str(patch / "notes.txt"), str(patch / "lora" / "vocab.json"), str(run / "results.csv")} <= named
     assert main(["push", str(patch), "--to", "me/patch", "--dry-run"]) == 0
     out, err = capsys.readouterr()
     assert "notes.txt" not in out

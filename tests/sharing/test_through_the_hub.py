@@ -72,8 +72,8 @@ def test_base_data_patch_and_export_go_through_the_hub(hub, tmp_path):
     data = ModelCard(patch["README.md"].decode()).data
     assert (data.base_model, data.library_name, data.tags) == ("me/base", "peft", ["hfpatch"])
     assert b"modeling_hfpatch.Hfpatch" in export["config.json"]
-    told = [patch["patch.json"], patch["README.md"], patch["pre_projection/adapter_config.json"], *export.values()]
-    assert str(tmp_path).encode() not in b"".join(told)
+    files = [patch["patch.json"], patch["README.md"], patch["pre_projection/adapter_config.json"], *export.values()]
+    assert str(tmp_path).encode() not in b"".join(files)
 
     results = json.loads(patch["results.json"])
     scores = results["methods"]["pre_projection"]["runs"]["0"]["evaluation"]["last_word"]

@@ -124,10 +124,10 @@ def _cloze(seed: int, index: int) -> list[Item]:
 def _endings(seed: int, index: int) -> list[Item]:
     """A story cut off before an outcome that it decides, the outcome, and three that contradict it."""
     story, rng = draw_story("shifted", "eval", seed, index)
-    found = [(k, wrong) for k, event in enumerate(story.events) if (wrong := _wrong_outcomes(story, k, event, rng))]
-    if not found:
+    cut = [(k, wrong) for k, event in enumerate(story.events) if (wrong := _wrong_outcomes(story, k, event, rng))]
+    if not cut:
         return []
-    chosen, wrong = rng.choice(found)
+    chosen, wrong = rng.choice(cut)
     event = story.events[chosen]
     endings, label = _shuffled(rng, event.outcome(), wrong)
     return [{"ctx": _before(story, chosen), "endings": endings, "label": label, "kind": event.kind}]

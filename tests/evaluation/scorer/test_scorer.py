@@ -176,13 +176,13 @@ def test_in_fp32_it_is_no_further_from_fp64_than_lm_eval(case, configs, make, to
     lm_eval = theirs(model, tokenizer, requests, batch_size=8, longest=longest)
     rounding = torch.finfo(torch.float32).eps * exact.abs().max()  # of the largest value, once
     for weigh_trials in (True, False):
-        found = {}
-        Scorer(model, longest, weigh_trials=weigh_trials).score(cut(requests, longest), found.update)
-        answers = [found[index] for index in range(len(requests))]
+        scores = {}
+        Scorer(model, longest, weigh_trials=weigh_trials).score(cut(requests, longest), scores.update)
+        answers = [scores[index] for index in range(len(requests))]
         assert [greedy for _, greedy in answers] == [greedy for _, greedy in lm_eval]
         error, other = (
-            (torch.tensor([value for value, _ in each], dtype=torch.float64) - exact).abs()
-            for each in (answers, lm_eval)
+            (torch.tensor([value for value, _ in side], dtype=torch.float64) - exact).abs()
+            for side in (answers, lm_eval)
         )
         assert error.max() <= other.max() + rounding
         assert error.square().mean().sqrt() <= other.square().mean().sqrt() + rounding
@@ -243,7 +243,7 @@ class RoundedProducts(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         if operator.overloadpacket in PRODUCTS:
-            arguments = [self.rounded(each) for each in arguments]
+            arguments = [self.rounded(argument) for argument in arguments]
         return operator(*arguments, **(options or {}))
 
     @staticmethod
@@ -316,10 +316,10 @@ def test_known_requests_are_left_out_and_the_others_stay_bit_equal(make):
     model = make("gpt_neox")
     requests = encoded(model)
     first = ours(model, requests)
-    known = [index for tree in plan_of(model, requests).batches[0] for index, _ in tree.scored]
+    stored = [index for tree in plan_of(model, requests).batches[0] for index, _ in tree.scored]
     answers = {}
-    Scorer(model, LONGEST, SMALL, weigh_trials=False).score(cut(requests), answers.update, scored=known)
-    assert set(answers) == set(range(len(requests))) - set(known)
+    Scorer(model, LONGEST, SMALL, weigh_trials=False).score(cut(requests), answers.update, scored=stored)
+    assert set(answers) == set(range(len(requests))) - set(stored)
     assert all(answers[index] == first[index] for index in answers)
 
 
@@ -404,13 +404,13 @@ def test_plans_do_not_depend_on_what_was_tried_and_nothing_is_tried_twice(make):
     assert kept == findings
     seen = Counting(model)
     again = Scorer(model, LONGEST, SMALL, findings=kept)
-    found = again.plan(requests, SMALL)
+    repeated = again.plan(requests, SMALL)
     assert seen.shapes == []
-    rows = [[[tree.tokens for tree in batch] for batch in plan.batches] for plan in (found, made)]
+    rows = [[[tree.tokens for tree in batch] for batch in plan.batches] for plan in (repeated, made)]
     assert rows[0] == rows[1]
-    assert (found.modules, found.sharing) == (made.modules, made.sharing)
+    assert (repeated.modules, repeated.sharing) == (made.modules, made.sharing)
     few = texts_of([5, 31])
-    plans = [Scorer(model, LONGEST, SMALL, findings=each).plan(few, SMALL) for each in (kept, Findings())]
+    plans = [Scorer(model, LONGEST, SMALL, findings=tried).plan(few, SMALL) for tried in (kept, Findings())]
     assert [len(plan.batches) for plan in plans] == [2, 2]
     assert plans[0].parts == plans[1].parts
 

@@ -39,15 +39,15 @@ def test_requests_are_cut_from_the_left_and_share_what_they_begin_with():
 def test_every_request_stands_in_one_row_with_its_own_tokens_before_it(pairs, longest, endings):
     requests = cut(pairs)
     trees = group(requests, longest=longest, endings=endings)
-    found = {}
+    paths = {}
     for tree in trees:
         assert tree.depths == [len(path(tree, node)) - 1 for node in range(len(tree))]
         for index, nodes in tree.scored:
-            assert index not in found
-            found[index] = [path(tree, node) for node in nodes]
+            assert index not in paths
+            paths[index] = [path(tree, node) for node in nodes]
     for index, request in enumerate(requests):
         first = len(request.tokens) - len(request.targets) + 1
-        assert found[index] == [list(request.tokens[:end]) for end in range(first, len(request.tokens) + 1)]
+        assert paths[index] == [list(request.tokens[:end]) for end in range(first, len(request.tokens) + 1)]
 
 
 @given(PAIRS, st.sampled_from([0, 4, 9]))
@@ -102,8 +102,8 @@ def test_packed_rows_hold_every_tree_as_it_was(pairs, longest):
     rows = pack(trees, longest)
     assert sum(map(len, rows)) == sum(map(len, trees))
     assert all(len(row) <= longest for row in rows if row.parents.count(-1) > 1)
-    found = {index: [path(row, node) for node in nodes] for row in rows for index, nodes in row.scored}
-    assert found == {index: [path(tree, node) for node in nodes] for tree in trees for index, nodes in tree.scored}
+    paths = {index: [path(row, node) for node in nodes] for row in rows for index, nodes in row.scored}
+    assert paths == {index: [path(tree, node) for node in nodes] for tree in trees for index, nodes in tree.scored}
     for row in rows:
         assert row.depths == [len(path(row, node)) - 1 for node in range(len(row))]
         roots = [node - depth for node, depth in enumerate(row.depths) if row.parents[node] < 0]

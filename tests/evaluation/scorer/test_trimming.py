@@ -21,8 +21,8 @@ MIXTRAL = {**families.LLAMA, "num_local_experts": 3, "num_experts_per_tok": 2}
 def trimmable(model, parts=None):
     """The modules that a trial lets skip positions."""
     parts = parts or BodyAndHead(model.base_model, model.get_output_embeddings())
-    found = try_padding(model, parts, 5, 16)
-    return candidates(model, parts) if found.trims else ()
+    padding = try_padding(model, parts, 5, 16)
+    return candidates(model, parts) if padding.trims else ()
 
 
 @torch.no_grad()
@@ -33,8 +33,8 @@ def features(model, modules):
 
 
 def assert_same_features(model, modules):
-    found, expected = (features(model, chosen)[ROWS, NODES] for chosen in (modules, ()))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    trimmed, expected = (features(model, chosen)[ROWS, NODES] for chosen in (modules, ()))
+    torch.testing.assert_close(trimmed, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", families.FAMILIES)
