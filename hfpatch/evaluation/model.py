@@ -88,22 +88,6 @@ class SharedGeneration:
     passed: int = 0
 
 
-class RequestError(HfpatchError):
-    """A request that cannot be scored.
-
-    Attributes:
-        index: its index among all requests.
-    """
-
-    def __init__(self, index: int, why: str) -> None:
-        super().__init__(why)
-        self.index = index
-
-
-class NotFiniteError(RequestError):
-    """A request whose log-likelihood is NaN: the model is broken."""
-
-
 class BrokenModelError(HfpatchError):
     """A model whose log-likelihoods, or a score of them, are not finite."""
 
@@ -320,16 +304,17 @@ class HfpatchLM(HFLM):
 
     @contextmanager
     def _answering(self, requests: Sequence[Any]) -> Iterator[None]:
-        """Name the task and the document of a request that cannot be scored; ``requests`` are those of the tokens."""
+        """Let errors name the task and the document of a request; ``requests`` are those of the tokens."""
         self._asked = requests
         try:
             yield
-        except RequestError as error:
-            request = requests[error.index]
-            kind = BrokenModelError if isinstance(error, NotFiniteError) else HfpatchError
-            raise kind(f"task {request.task_name}, document {request.doc_id}: {error}") from error.__cause__
         finally:
             self._asked = ()
+
+    def _where(self, position: int) -> str:
+        """Return the beginning of an error about a request."""
+        request = self._asked[position] if self._asked else None
+        return f"task {request.task_name}, document {request.doc_id}: " if request is not None else ""
 
     @contextmanager
     def _encoded_together(self, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
@@ -397,10 +382,10 @@ class HfpatchLM(HFLM):
             if len(valid) < len(new):
                 index = min(index for index, (value, _) in new if math.isnan(value))
                 module = first_not_finite(self.model, torch.tensor([cut[index].tokens], device=self.device))
-                where = f" (first in {module})" if module else ""
-                raise NotFiniteError(
-                    positions[index],
-                    f"the log-likelihood is NaN{where}; the model's weights or dtype are broken (try dtype float32)",
+                first = f" (first in {module})" if module else ""
+                raise BrokenModelError(
+                    f"{self._where(positions[index])}the log-likelihood is NaN{first}; the model's weights or dtype "
+                    "are broken (try dtype float32)"
                 )
             if self.on_scored is not None:
                 self.on_scored(len(cached) + len(scores), total)
@@ -434,13 +419,13 @@ class HfpatchLM(HFLM):
         for position, (_, context, targets) in enumerate(requests):
             if why := _why_not(context, targets, longest):
                 if self.left_out is None:
-                    raise RequestError(position, why)
+                    raise HfpatchError(f"{self._where(position)}{why}")
                 self.left_out.setdefault(self._asked[position].doc_id, why)
                 continue
             if (largest := max(*context, *targets)) >= words:
-                raise RequestError(
-                    position,
-                    f"token {largest} is not among the model's {words} embeddings; use the model's own tokenizer",
+                raise HfpatchError(
+                    f"{self._where(position)}token {largest} is not among the model's {words} embeddings; use the "
+                    "model's own tokenizer"
                 )
             long += len(context) + len(targets) > longest + 1
             positions.append(position)
