@@ -302,15 +302,15 @@ def publish_values(
 
     ``trials`` are the losses of tuning's documents, see :func:`hfpatch.results.records.write_published`.
     """
-    records = {**_records(out, results.methods), **retention_records(out, results.methods)}
-    path, *_ = [path for runs in records.values() for path in runs.values()]  # documents are alike
+    records = Records({**_records(out, results.methods), **retention_records(out, results.methods)})
+    path, *_ = [path for runs in records.runs.values() for path in runs.values()]  # documents are alike
     run = next(run for method in results.methods.values() for run in method.runs.values())
-    groups_of = ((task, Records(records).read_groups(path, score)) for task, score in results.scores_of(run).items())
+    groups_of = ((task, records.read_groups(path, score)) for task, score in results.scores_of(run).items())
     groups = {task: groups for task, groups in groups_of if groups is not None}
     points = results.retention.points if results.retention is not None else []
     made = [*results.comparisons, *(comparison for point in points for comparison in point.comparisons)]
     measures = [(comparison.task, comparison.metric) for comparison in made]
-    write_published(out, records, measures, groups, trials)
+    write_published(out, records.runs, measures, groups, trials)
 
 
 def _records(out: Path, methods: Mapping[str, Method]) -> dict[str, dict[int, Path]]:
