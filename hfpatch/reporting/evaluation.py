@@ -82,11 +82,9 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
     if not results.comparisons:
         return ()
     several = results.of_models
-    headings = {
-        **({"model": False, "compared with": False} if several else {"patch": False}),
-        **{"task": False, "difference": True, "corrected": True, "p (Holm)": True, "detectable": True},
-        "verdict": False,
-    }
+    columns = [Column("model"), Column("compared with")] if several else [Column("patch")]
+    numbers = "difference", "corrected", "p (Holm)", "detectable"
+    columns += [Column("task"), *(Column(name, number=True) for name in numbers), Column("verdict")]
     decided = {(verdict.pair, verdict.task, verdict.metric) for verdict in results.verdicts}
     others = [pair for pair in results.comparisons if (pair.pair, pair.task, pair.metric) not in decided]
     rows, differences = [], list[Verdict | Comparison]([*results.verdicts, *others])
@@ -102,11 +100,9 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
             p_text(verdict.p_corrected) if verdict else NOTHING,
             NOTHING if visible is None else significant(visible, 2),
         ]
-        if verdict is None:
-            rows.append(Row((*cells, "no verdict"), faint=True))
-        else:
-            words = f"{verdict.outcome} ({verdict.why})" if verdict.why else verdict.outcome
-            rows.append(Row((*cells, Cell((words,), verdict.tone))))
+        why = f" ({verdict.why})" if verdict is not None and verdict.why else ""
+        cells.append("no verdict" if verdict is None else Cell((f"{verdict.outcome}{why}",), verdict.tone))
+        rows.append(Row(tuple(cells), faint=verdict is None))
     title = "Differences between the models" if several else "Differences from the base"
     family = max((verdict.family for verdict in results.verdicts), default=0)
     caption = (
@@ -115,8 +111,7 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
         f"method over all {'pairs' if several else 'patches'} and tasks ({family} tests); the corrected interval "
         "belongs to its verdict. Detectable: what a corrected test finds in about four of five cases."
     )
-    columns = tuple(Column(heading, number=number) for heading, number in headings.items())
-    return (Table("differences", title, columns, tuple(rows), caption),)
+    return (Table("differences", title, tuple(columns), tuple(rows), caption),)
 
 
 def evaluation_csv(sources: Mapping[str, EvaluationResults]) -> str:
@@ -202,8 +197,7 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
         )
         for line in sorted(shown_lines, key=lambda line: tasks.index(line.task))
     ]
-    headings = {"task": False, "version": False, "n-shot": True, "metric": False, "n": True}
-    columns = [Column(heading, number=number) for heading, number in headings.items()]
+    columns = [Column(name, number=name in ("n-shot", "n")) for name in ("task", "version", "n-shot", "metric", "n")]
     columns += [Column(label, number=True) for label in variants]
     return Table("scores", "Scores", tuple(columns), tuple(rows), caption)
 
