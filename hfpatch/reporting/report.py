@@ -64,7 +64,7 @@ def document_of(folder: Path) -> Document:
     results = load_results(folder, None)
     if isinstance(results, ComparisonResults):
         nothing = Samples((), {}, ())
-        material = RunData("", results, (), nothing, [*missing(results)], {"": results})
+        material = RunData("", results, nothing, [*missing(results)], {"": results})
         return comparison_document([material.labelled()])
     return evaluation_document(results)
 
@@ -94,7 +94,7 @@ def write_report(
         return _write_evaluations({run_dir.name: results}, evaluation_document(results), folder)
     material = read_material("", run_dir, results)
     if methods is not None:
-        shown = results.only(methods)
+        shown = material.results.only(methods)
         material = material.renamed(shown, {name: name for name in shown.methods})
         material = replace(material, sources={"": shown}, note=shown.warnings[0])
     report = _write(folder, [material], (), pdf=pdf)
@@ -137,9 +137,8 @@ def write_joint_report(
         for task, fields in one.samples.documents.items():
             documents[task] = {**documents.get(task, {}), **fields}
     samples = Samples(tuple(side for one in renamed for side in one.samples.sides), documents, ())
-    layers = [pair for one in renamed for pair in one.layers]
     absent = [f"{one.title}: {sentence}" for one in runs for sentence in one.missing]
-    joined = RunData("", union, layers, samples, absent, {one.title: one.results for one in runs})
+    joined = RunData("", union, samples, absent, {one.title: one.results for one in runs})
     return _write(out, [joined], merged.checks, pdf=pdf)
 
 
@@ -185,7 +184,7 @@ def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, p
             table = replace(table, name=f"{table.name}-{index}" if len(material) > 1 else table.name)
             title = f"{run.title or run.results.name}: {table.title.lower()}."
             tables.append(latex(table, caption=" ".join(filter(None, (title, words, run.note)))))
-    drawn = [draw(run.results, run.layers) for run in material]
+    drawn = [draw(run.results) for run in material]
     shown = [replace(run, drawn=to_svgs(figures)) for run, figures in zip(material, drawn, strict=True)]
     document = comparison_document(shown, checks)
     prefixed = zip((part.prefix for part in document.parts), drawn, strict=True)

@@ -51,8 +51,8 @@ class Page(HTMLParser):
 
 def page_of(results, samples=NOTHING_CHANGED):
     page = Page()
-    drawn = to_svgs(draw(results, []))
-    text = html(comparison_document([RunData("", results, [], samples, [], {"run": results}, drawn)]))
+    drawn = to_svgs(draw(results))
+    text = html(comparison_document([RunData("", results, samples, [], {"run": results}, drawn)]))
     page.feed(text)
     assert page.open == []
     return page, text
@@ -86,7 +86,7 @@ def test_downloads_hold_the_numbers_and_a_long_file_is_packed(build, raw):
         attrs["download"]: unquote(attrs["href"].partition(",")[2]) for tag, attrs in parsed.tags if "download" in attrs
     }
     assert set(files) == {"results.csv", "differences.csv"}
-    assert files["differences.csv"] == FIGURES["differences"].data(build(raw, curves=False), [])
+    assert files["differences.csv"] == FIGURES["differences"].data(build(raw, curves=False))
     content = "name,value\n" + "a,1\n" * 5000
     packed, plain = (str(_download(Download("x.csv", "its data", text))) for text in (content, "a,1\n"))
     name, data = re.search(r'download="([^"]*)" href="data:application/gzip;base64,([^"]*)"', packed).groups()
@@ -117,7 +117,7 @@ def test_ids_and_sections_are_unique_in_the_order_of_reading_and_references_reso
 def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
     results = load_results(Path(__file__).parents[2] / "results" / "quickstart-tuned")
     parsed = Page()
-    parsed.feed(html(comparison_document([RunData("", results, [], NOTHING_CHANGED, [], {"run": results})])))
+    parsed.feed(html(comparison_document([RunData("", results, NOTHING_CHANGED, [], {"run": results})])))
     assert "differences" in parsed.ids
     assert "attribution" in parsed.ids
     assert len(parsed.ids) == len(set(parsed.ids))  # a section and its table with one id break the page's filters

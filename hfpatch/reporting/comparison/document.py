@@ -17,7 +17,7 @@ from hfpatch.reporting.comparison.answer import (
     uncovered,
 )
 from hfpatch.reporting.comparison.attribution import attribution
-from hfpatch.reporting.comparison.figures import FIGURES, Layers, figure_block
+from hfpatch.reporting.comparison.figures import FIGURES, figure_block
 from hfpatch.reporting.comparison.frontier import budget_table, frontier_blocks
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.retention import answers_table, retention_table
@@ -35,7 +35,7 @@ from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.series import QUANTITIES, read_analyses
+from hfpatch.results.series import read_analyses
 from hfpatch.support.files import printable
 
 _SAMPLES = (
@@ -51,7 +51,6 @@ class RunData:
 
     title: str  # the run's label where several are reported side by side, else nothing
     results: ComparisonResults
-    layers: Layers
     samples: Samples
     missing: Sequence[str]  # a sentence for each thing that is missing
     sources: Mapping[str, ComparisonResults]  # label -> results of each run behind it
@@ -66,9 +65,8 @@ class RunData:
 
     def renamed(self, results: ComparisonResults, names: Mapping[str, str]) -> RunData:
         """Return the run with other results, and with the methods in ``names`` alone, each by its new name."""
-        layers = [(names[name], series) for name, series in self.layers if name in names]
         sides = [replace(side, method=names[side.method]) for side in self.samples.sides if side.method in names]
-        return replace(self, results=results, layers=layers, samples=replace(self.samples, sides=tuple(sides)))
+        return replace(self, results=results, samples=replace(self.samples, sides=tuple(sides)))
 
     def labelled(self) -> RunData:
         """Return the run with every method under its label."""
@@ -76,22 +74,21 @@ class RunData:
 
 
 def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunData:
-    """Read the documents that changed sides and the analyses beside the results."""
+    """Read the documents that changed sides, and the analyses beside the results into these."""
     samples = read_samples(run_dir, results)
-    layers, broken = [], []
+    methods, broken = {}, []
     for name, method in results.methods.items():
         analyses, unread = read_analyses(run_dir, name)
         by_quantity = {(series.quantity, series.group): series for series in (*analyses, *method.layers)}
-        layers += [(name, series) for series in by_quantity.values()]
+        methods[name] = method.model_copy(update={"layers": list(by_quantity.values())})
         broken += unread
-    order = {quantity: index for index, quantity in enumerate(QUANTITIES)}
-    layers.sort(key=lambda pair: order.get(pair[1].quantity, len(order)))
+    results = results.model_copy(update={"methods": methods})
     runs = run_dir / "runs"
     names = sorted(printable(path.name) for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
     unknown = [name for name in names if name not in results.methods]
     left_out = [f"runs/{name}: not a method of these results, so it is left out." for name in unknown]
     absent = [*missing(results), *left_out, *broken, *samples.missing]
-    return RunData(label, results, layers, samples, absent, {label: results})
+    return RunData(label, results, samples, absent, {label: results})
 
 
 def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = ()) -> doc.Document:
@@ -176,7 +173,7 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     def figures(name: str) -> list[doc.Figure]:  # one or none
         if name not in material.drawn:
             return []
-        return [figure_block(name, material.drawn[name], material.data.results, material.data.layers)]
+        return [figure_block(name, material.drawn[name], material.data.results)]
 
     yield doc.Section("answer", "Answer", tuple(_answer(results, figures("differences"))))  # the first screen
     yield from compared

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,14 +25,13 @@ from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.layout import LayerSeries
 from hfpatch.results.retention import KL, RetentionPoint, front
+from hfpatch.results.series import QUANTITIES
 
 _Ends = tuple[float, float, float]  # a value, and the ends of its interval
 _MOST_PANELS = 12
 _MOST_GROUPS = 3  # of more series of one method in a panel, the mean is drawn
 _FEWEST_STEPS, _MOST_STEPS, _MOST_LINES = 50, 500, 40_000
 _DIFFERENCES = ("method", "other", "task", "metric", *PLAIN, *DECIDED, "why", "n", "seeds")
-Layers = Sequence[tuple[str, LayerSeries]]
-"""Method and series, in the order of the report."""
 
 
 class Drawing(NamedTuple):
@@ -40,21 +39,21 @@ class Drawing(NamedTuple):
 
     title: str
     caption: str
-    draw: Callable[[ComparisonResults, Layers], Figure | None]
-    data: Callable[[ComparisonResults, Layers], str]
+    draw: Callable[[ComparisonResults], Figure | None]
+    data: Callable[[ComparisonResults], str]
     draws_all: bool = False
     of_study: str = ""
 
 
 @report_style()
-def draw(results: ComparisonResults, layers: Layers) -> dict[str, Figure]:
-    """Return the figures that can be drawn, by name; ``layers`` are methods and their series."""
+def draw(results: ComparisonResults) -> dict[str, Figure]:
+    """Return the figures that can be drawn, by name."""
     shown = prominent(results)
-    drawn = {name: figure.draw(results if figure.draws_all else shown, layers) for name, figure in FIGURES.items()}
+    drawn = {name: figure.draw(results if figure.draws_all else shown) for name, figure in FIGURES.items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def figure_block(name: str, svg: str, results: ComparisonResults, layers: Layers) -> doc.Figure:
+def figure_block(name: str, svg: str, results: ComparisonResults) -> doc.Figure:
     """Return a figure with its words and its data."""
     figure, others = FIGURES[name], len(results.others)
     caption = figure.of_study if results.study and figure.of_study else figure.caption
@@ -63,7 +62,7 @@ def figure_block(name: str, svg: str, results: ComparisonResults, layers: Layers
             f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
             "in either direction; the tables and the data have all."
         )
-    return doc.Figure(name, figure.title, caption, svg, figure.data(results, layers))
+    return doc.Figure(name, figure.title, caption, svg, figure.data(results))
 
 
 def prominent(results: ComparisonResults) -> ComparisonResults:
@@ -176,9 +175,16 @@ def training(results: ComparisonResults) -> Figure | None:
     return figure
 
 
-def layer_panels(results: ComparisonResults, layers: Layers) -> Figure | None:
+def _layers(results: ComparisonResults) -> list[tuple[str, LayerSeries]]:
+    """Return methods and their series, in the order of quantities."""
+    order = {quantity: index for index, quantity in enumerate(QUANTITIES)}
+    layers = [(name, series) for name, method in results.methods.items() for series in method.layers]
+    return sorted(layers, key=lambda pair: order.get(pair[1].quantity, len(order)))
+
+
+def layer_panels(results: ComparisonResults) -> Figure | None:
     """Draw every quantity against the layer, a line a method; None where nothing is known layer by layer."""
-    shown = [(name, series) for name, series in layers if name in results.methods and series.points]
+    shown = [(name, series) for name, series in _layers(results) if series.points]
     quantities = list(dict.fromkeys(series.quantity for _, series in shown))[:_MOST_PANELS]
     if not quantities:
         return None
@@ -211,11 +217,11 @@ def layer_panels(results: ComparisonResults, layers: Layers) -> Figure | None:
     return figure
 
 
-def _differences_csv(results: ComparisonResults, _: Layers) -> str:
+def _differences_csv(results: ComparisonResults) -> str:
     return csv_text(_DIFFERENCES, ([pair.get(key) for key in _DIFFERENCES] for pair in pairs(results)))
 
 
-def _retention_csv(results: ComparisonResults, _: Layers) -> str:
+def _retention_csv(results: ComparisonResults) -> str:
     first = ("method", "scale", "chosen", "text", "metric", "difference", "low", "high", "n", "seeds")
     rows, kept = [], results.retention
     for point in kept.points if kept is not None else ():
@@ -227,7 +233,7 @@ def _retention_csv(results: ComparisonResults, _: Layers) -> str:
     return csv_text((*first, "tuning_loss"), rows)
 
 
-def _training_csv(results: ComparisonResults, _: Layers) -> str:
+def _training_csv(results: ComparisonResults) -> str:
     """Return the curves, of each at most 500 steps."""
     curves = {name: method.curve for name, method in results.methods.items() if method.curve is not None}
     most = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_LINES // max(1, len(curves))))
@@ -240,11 +246,11 @@ def _training_csv(results: ComparisonResults, _: Layers) -> str:
     return csv_text(("method", "step", "loss", "seeds", "held_out"), points)
 
 
-def _layers_csv(_: ComparisonResults, layers: Layers) -> str:
+def _layers_csv(results: ComparisonResults) -> str:
     headings = ("quantity", "method", "group", "layer", "value", "reference")
     rows = (
         (series.quantity, method, series.group, layer, value, series.reference)
-        for method, series in layers
+        for method, series in _layers(results)
         for layer, value in sorted(series.points.items())
     )
     return csv_text(headings, rows)
@@ -255,8 +261,8 @@ FIGURES = {
         "Gain against parameters",
         "The gain over the base against trainable parameters, a line a method; bands are plain 95 % intervals over "
         "seeds and documents. Black is the LoRA of the exchange rates. A method of one size is a mark.",
-        lambda results, _: frontier_figure(results),
-        lambda results, _: frontier_csv(results),
+        frontier_figure,
+        frontier_csv,
         draws_all=True,
     ),
     "tuning": Drawing(
@@ -264,14 +270,14 @@ FIGURES = {
         "The loss on the text of tuning, nats per token, after a trial at each learning rate; of several trials at one "
         "rate the lowest. The ringed mark is the choice. A mark at the upper edge lies above the panel; a cross "
         "diverged.",
-        lambda results, _: tuning_figure(results),
-        lambda results, _: tuning_csv(results),
+        tuning_figure,
+        tuning_csv,
     ),
     "differences": Drawing(
         "Differences of the first question",
         "Thin lines are the intervals of the outcomes, corrected for all pairs of the question; thick ones are those "
         "of each difference alone (95 %). The band is what does not matter.",
-        lambda results, _: forest_figure(results),
+        forest_figure,
         _differences_csv,
         draws_all=True,
     ),
@@ -281,7 +287,7 @@ FIGURES = {
         "on text that should be kept, both with plain 95 % intervals. Small marks are a method's patch at the scales "
         "of rewind; the ring is the one that the text of tuning chooses. Nothing measured lies above and to the left "
         "of the grey front.",
-        lambda results, _: retention(results),
+        retention,
         _retention_csv,
     ),
     "training": Drawing(
@@ -289,7 +295,7 @@ FIGURES = {
         "The training loss, mean over seeds, as a running mean; and the same minus that of one method. All methods see "
         "the same batches, so the noise of the batches cancels there. Where the loss on held-out text was measured, it "
         "has a panel of its own.",
-        lambda results, _: training(results),
+        training,
         _training_csv,
         of_study="The training loss, mean over seeds, as a running mean; the loss on held-out text; and, between them, "
         "the share of the baseline's that is saved.",
@@ -297,20 +303,20 @@ FIGURES = {
     "trials": Drawing(
         "Loss by two tuned values",
         TRIALS,
-        lambda results, _: trial_maps(results),
-        lambda results, _: tuning_csv(results),
+        trial_maps,
+        tuning_csv,
     ),
     "diagnostics": Drawing(
         "Size and direction of f",
         DIAGNOSTICS,
-        lambda results, _: diagnostics(results),
-        lambda results, _: diagnostics_csv(results),
+        diagnostics,
+        diagnostics_csv,
     ),
     "layers": Drawing(
         "Layer by layer",
         "Layer by layer, the mean over seeds. Norms are Frobenius norms of what training left in the saved patch; of "
         "several series of one method in a panel, such as heads, the mean is drawn.",
-        lambda results, layers: layer_panels(results, layers),
+        layer_panels,
         _layers_csv,
     ),
 }

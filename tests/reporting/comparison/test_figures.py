@@ -32,16 +32,18 @@ def drawn(ax):
     return [line.get_xydata().tolist() for line in lines]
 
 
-def test_figures_are_those_that_there_is_something_for_and_the_same_bytes_every_time(build, raw):
-    made = to_svgs(draw(build(raw), [("lora", LayerSeries(quantity="q", points={0: 1.0}))]))
-    assert list(made) == ["differences", "training", "layers"]
-    assert to_svgs(draw(build(raw | {"comparisons": []}), [])) == {"training": made["training"]}
-    assert draw(build({"schema": 2, "kind": "comparison", "name": "empty"}), []) == {}
-
-
-def with_curves(results, **curves):
-    methods = {name: method.model_copy(update={"curve": curves.get(name)}) for name, method in results.methods.items()}
+def having(results, field, otherwise, **values):
+    """Return the results with other values of a field of each method."""
+    methods = {name: m.model_copy(update={field: values.get(name, otherwise)}) for name, m in results.methods.items()}
     return results.model_copy(update={"methods": methods})
+
+
+def test_figures_are_those_that_there_is_something_for_and_the_same_bytes_every_time(build, raw):
+    layers = [LayerSeries(quantity="q", points={0: 1.0})]
+    made = to_svgs(draw(having(build(raw), "layers", [], lora=layers)))
+    assert list(made) == ["differences", "training", "layers"]
+    assert to_svgs(draw(build(raw | {"comparisons": []}))) == {"training": made["training"]}
+    assert draw(build({"schema": 2, "kind": "comparison", "name": "empty"})) == {}
 
 
 def test_training_shows_loss_difference_to_the_lora_and_held_out_loss_where_it_was_measured(results):
@@ -50,48 +52,49 @@ def test_training_shows_loss_difference_to_the_lora_and_held_out_loss_where_it_w
     assert "baseline" not in texts_of(to_svg(figure))
     measured = Curve(steps=[1, 2], loss=[3.0, 2.0], seeds=1, held_out={2: 2.5})
     shorter = Curve(steps=[2, 3], loss=[2.5, 1.0], seeds=1)
-    figure = training(with_curves(results, lora=measured, pre_projection_skip=shorter))
+    figure = training(having(results, "curve", None, lora=measured, pre_projection_skip=shorter))
     assert titles(figure)[2] == "Loss on held-out text"
     skip, lora = [[2.0, 2.5], [3.0, 1.0]], [[1.0, 3.0], [2.0, 2.0]]
     assert [drawn(ax) for ax in figure.axes] == [[skip, lora], [[[2.0, 0.5]], [[1.0, 0.0], [2.0, 0.0]]], [[[2.0, 2.5]]]]
-    assert titles(training(with_curves(results, pre_projection_skip=shorter))) == ["Training loss"]
+    assert titles(training(having(results, "curve", None, pre_projection_skip=shorter))) == ["Training loss"]
 
 
 def test_a_step_without_a_loss_is_a_gap(results):
     loss = [math.nan if step == 50 else 1.0 for step in range(100)]
-    ((points,), *_) = map(drawn, training(with_curves(results, lora=Curve(steps=range(100), loss=loss, seeds=1))).axes)
+    curve = Curve(steps=range(100), loss=loss, seeds=1)
+    ((points,), *_) = map(drawn, training(having(results, "curve", None, lora=curve)).axes)
     assert 0 < sum(math.isnan(y) for _, y in points) <= 4
 
 
 def test_layers_have_a_panel_a_quantity_and_the_mean_of_many_groups(results):
-    series = [("lora", LayerSeries(quantity="a", group=f"{i}", points={0: float(i), 1: 2.0 * i})) for i in range(5)]
-    series += [("pre_projection_skip", LayerSeries(quantity="b", points={0: 1.0}, reference=0.5))]
-    series += [("no method", LayerSeries(quantity="c", points={0: 1.0}))]
-    first, second = layer_panels(results, series).axes
-    assert drawn(first) == [[[0.0, 2.0], [1.0, 4.0]]]
-    assert {tuple(line.get_ydata()) for line in second.lines} == {(1.0,), (0.5, 0.5)}
+    skip = [LayerSeries(quantity="b", points={0: 1.0}, reference=0.5)]
+    lora = [LayerSeries(quantity="a", group=f"{i}", points={0: float(i), 1: 2.0 * i}) for i in range(5)]
+    first, second = layer_panels(having(results, "layers", [], pre_projection_skip=skip, lora=lora)).axes
+    assert {tuple(line.get_ydata()) for line in first.lines} == {(1.0,), (0.5, 0.5)}
+    assert drawn(second) == [[[0.0, 2.0], [1.0, 4.0]]]
 
 
 def test_the_data_of_the_figures(build, raw):
     results = build(raw)
-    differences = read_csv(FIGURES["differences"].data(results, []))
+    differences = read_csv(FIGURES["differences"].data(results))
     assert {
         (row["method"], row["other"], row["task"]): float(row["difference"]) for row in differences if row["p"]
     } == {(pair["method"], pair["reference"], pair["task"]): pair["difference"] for pair in raw["comparisons"]}
-    layers = [("lora", LayerSeries(quantity="‖a‖", group="q", points={3: 1e-9, 0: 0.25}, reference=0.5))]
-    assert [row["value"] for row in read_csv(FIGURES["layers"].data(results, layers))] == ["0.25", "1e-09"]
+    layers = [LayerSeries(quantity="‖a‖", group="q", points={3: 1e-9, 0: 0.25}, reference=0.5)]
+    text = FIGURES["layers"].data(having(results, "layers", [], lora=layers))
+    assert [row["value"] for row in read_csv(text)] == ["0.25", "1e-09"]
 
 
 def test_curves_have_at_most_some_hundred_steps_and_every_loss_on_held_out_text(build, raw):
     curve = Curve(steps=list(range(1, 1201)), loss=[3 - i / 1200 for i in range(1200)], seeds=2, held_out={7: 2.5})
     results = build(raw, curves=False)
     methods = {str(i): results.methods["lora"].model_copy(update={"curve": curve}) for i in range(400)}
-    rows = read_csv(FIGURES["training"].data(results.model_copy(update={"methods": {"a": methods["0"]}}), []))
+    rows = read_csv(FIGURES["training"].data(results.model_copy(update={"methods": {"a": methods["0"]}})))
     assert [int(row["step"]) for row in rows[:4]] == [1, 4, 7, 10]
     assert [row["held_out"] for row in rows if row["held_out"]] == ["2.5"]
     losses = [curve.loss[int(row["step"]) - 1] for row in rows]
     assert [float(row["loss"]) for row in rows] == pytest.approx(losses, rel=1e-9)
-    assert len(read_csv(FIGURES["training"].data(results.model_copy(update={"methods": methods}), []))) < 45_000
+    assert len(read_csv(FIGURES["training"].data(results.model_copy(update={"methods": methods})))) < 45_000
 
 
 def test_figures_show_the_surest_differences_whichever_way_they_go(tmp_path):

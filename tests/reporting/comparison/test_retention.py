@@ -49,14 +49,14 @@ def test_the_table_has_a_row_a_point_and_text(kept, build):
 
 
 def test_the_data_has_every_difference(kept, build):
-    rows = read_csv(FIGURES["retention"].data(build(kept), []))
+    rows = read_csv(FIGURES["retention"].data(build(kept)))
     assert len(rows) == 2 * 5
     one = next(row for row in rows if (row["scale"], row["metric"]) == ("0.5", "nats_per_token"))
     assert (one["difference"], one["chosen"], one["tuning_loss"]) == ("-0.25", "True", "1.9")
 
 
 def test_the_figure_has_the_points_and_the_front(kept, build):
-    (axes,) = draw(build(kept), [])["retention"].axes
+    (axes,) = draw(build(kept))["retention"].axes
     places = {
         (float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in axes.lines if len(line.get_xdata()) == 1
     }

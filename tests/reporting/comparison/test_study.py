@@ -46,7 +46,7 @@ def test_the_first_screen_has_losses_the_outcome_against_the_baseline_and_sizes_
 
 
 def test_its_figures_are_improvement_by_step_f_and_the_map_of_trials(results):
-    assert list(draw(results, [])) == ["tuning", "differences", "training", "trials", "diagnostics"]
+    assert list(draw(results)) == ["tuning", "differences", "training", "trials", "diagnostics"]
     panel = training(results).axes[1]
     base, ours = (curve(LOSSES[name])["held_out"] for name in ("linear", "nonlinear"))
     expected = [[step, 100 * (1 - ours[str(step)] / base[str(step)])] for step in STEPS]
@@ -55,7 +55,7 @@ def test_its_figures_are_improvement_by_step_f_and_the_map_of_trials(results):
     size, angle = diagnostics(results).axes
     assert [line.get_ydata().tolist() for line in size.lines] == [[0.5] * 4, [1.5] * 4]
     assert angle.lines[0].get_ydata().tolist() == pytest.approx([math.degrees(math.acos(-0.5))] * 4)  # 120°
-    rows = read_csv(FIGURES["diagnostics"].data(results, []))
+    rows = read_csv(FIGURES["diagnostics"].data(results))
     assert [(row["method"], row["step"], row["layer"]) for row in rows[:2]] == [
         ("nonlinear", "100", "0"), ("nonlinear", "100", "1"),
     ]  # fmt: skip
