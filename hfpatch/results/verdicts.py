@@ -405,33 +405,29 @@ def judge(
     """
     by_pair, verdicts = _by_pair(comparisons), list[Verdict]()
     for question, declared in pairs.items():
-        # Every pair on every task, without a verdict
-        drafts, tested = list[Verdict](), list[tuple[int, Comparison]]()
-        for (method, other), (task, measure) in product(declared, measures.items()):
-            if (method, other, task) in without:
-                continue
-            one = by_pair.get((method, other, task, measure.metric))
-            if one is not None and one.p is not None:
-                tested.append((len(drafts), one))
-            fields = {"why": why_not(method, other, task)} if one is None else _measured(one)
-            fields |= {"question": question, "method": method, "other": other, "task": task, **measure._asdict()}
-            drafts.append(Verdict(**fields))
+        asked = [(*pair, task) for pair, task in product(declared, measures) if (*pair, task) not in without]
+        made = {key: by_pair.get((*key, measures[key[2]].metric)) for key in asked}
 
         # Holm's method over the testable ones: p ascending, times how many are left; and the corrected intervals
-        tested.sort(key=lambda pair: pair[1].p or 0.0)
+        tested = [(one.p, key, one) for key, one in made.items() if one is not None and one.p is not None]
+        tested.sort(key=lambda test: test[0])
+        steps = dict[tuple[str, str, str], dict[str, Any]]()
         corrected, far = 0.0, ALPHA / max(1, len(tested))
-        for rank, (index, one) in enumerate(tested):
-            left, p = len(tested) - rank, one.p or 0.0
+        for rank, (p, key, one) in enumerate(tested):
+            left = len(tested) - rank
             corrected = max(corrected, min(1.0, left * p))
             rejected = corrected < ALPHA
             low, high = interval_at(one, far, near=ALPHA / left if rejected and p >= far else far)
             outcome: Outcome = "not decided"
             if rejected:
-                outcome = "better" if (one.difference > 0) == drafts[index].higher_is_better else "worse"
-            update: dict[str, Any] = {"outcome": outcome, "p_corrected": corrected, "family": len(tested)}
-            update |= {"corrected_low": low, "corrected_high": high, "level": far, "detectable": _visible(one, far)}
-            drafts[index] = drafts[index].model_copy(update=update)
-        verdicts += drafts
+                outcome = "better" if (one.difference > 0) == measures[one.task].higher_is_better else "worse"
+            steps[key] = {"outcome": outcome, "p_corrected": corrected, "family": len(tested), "level": far}
+            steps[key] |= {"corrected_low": low, "corrected_high": high, "detectable": _visible(one, far)}
+
+        for key, difference in made.items():
+            named = {"question": question, **dict(zip(("method", "other", "task"), key, strict=True))}
+            fields = {"why": why_not(*key)} if difference is None else _measured(difference)
+            verdicts.append(Verdict(**named, **measures[key[2]]._asdict(), **fields, **steps.get(key, {})))
     return verdicts
 
 
