@@ -4,27 +4,21 @@ import json
 
 import pytest
 from reporting.conftest import read_csv
-from reporting.evaluation_example import comparison, evaluation, score
+from reporting.evaluation_example import comparison, score
 
 from hfpatch.reporting import write_report
 from hfpatch.reporting.document import Sentences, Table
 from hfpatch.reporting.evaluation import evaluation_document
-from hfpatch.reporting.terminal import print_document
 from hfpatch.results import load_results
 from hfpatch.results.evaluation import EvaluatedVariant
-
-
-@pytest.fixture
-def results():
-    return evaluation()
 
 
 def cells(table):
     return [tuple(map(str, row.cells)) for row in table.rows]
 
 
-def test_tables_have_every_score_and_every_comparison(results):
-    tables = [block for block in evaluation_document(results).summary if isinstance(block, Table)]
+def test_tables_have_every_score_and_every_comparison(evaluated):
+    tables = [block for block in evaluation_document(evaluated).summary if isinstance(block, Table)]
     assert [table.title for table in tables] == ["Scores", "Differences from the base"]
     assert cells(tables[0]) == [
         ("cloze", "1.0", "2", "acc", "1,234", "0.5000 ± 0.0123", "0.2500 ± 0.0123"),
@@ -38,11 +32,13 @@ def test_tables_have_every_score_and_every_comparison(results):
     ]  # fmt: skip
 
 
-def test_several_models_have_their_names_and_what_each_is_compared_with(results):
-    models = {label: {**results.model, "name": f"small/{label}", "tokenizer_sha256": "e" * 64} for label in ("x", "y")}
+def test_several_models_have_their_names_and_what_each_is_compared_with(evaluated):
+    models = {
+        label: {**evaluated.model, "name": f"small/{label}", "tokenizer_sha256": "e" * 64} for label in ("x", "y")
+    }
     variants = {label: EvaluatedVariant(model=model, scores={"cloze": score(0.5)}) for label, model in models.items()}
     compared = [comparison("y", difference=0.0, reference="x", low=-0.1, high=0.1, p=1.0)]
-    document = evaluation_document(results.model_copy(update={"variants": variants, "comparisons": compared}))
+    document = evaluation_document(evaluated.model_copy(update={"variants": variants, "comparisons": compared}))
     tables = [block for block in document.summary if isinstance(block, Table)]
     assert document.title == "x and y"
     assert document.glance[0] == ("Models", "2")
@@ -53,17 +49,17 @@ def test_several_models_have_their_names_and_what_each_is_compared_with(results)
     assert protocol["Model y"].endswith("tokenizer SHA-256 eeeeeeeeeeeeeeee…")
 
 
-def test_a_terminal_shows_what_was_reused_and_the_warnings_last(results, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    print_document(evaluation_document(results))
-    lines = capsys.readouterr().out.splitlines()
+def test_a_terminal_shows_what_was_reused_and_the_warnings_last(evaluated, printed):
+    lines = printed(evaluation_document(evaluated)).splitlines()
     assert lines[0].strip() == "Scores"
     assert lines[-2:] == ["· 8 answers were kept from an earlier call and not scored again", "· The base is odd."]
 
 
 @pytest.mark.parametrize(("matmul", "shown"), [("bf16", "weights in bfloat16"), ("fp32", "in float32"), ("mkl", None)])
-def test_how_a_bf16_model_was_computed_is_said(results, matmul, shown):
-    document = evaluation_document(results.model_copy(update={"provenance": {**results.provenance, "matmul": matmul}}))
+def test_how_a_bf16_model_was_computed_is_said(evaluated, matmul, shown):
+    document = evaluation_document(
+        evaluated.model_copy(update={"provenance": {**evaluated.provenance, "matmul": matmul}})
+    )
     (notes,) = (block.items for block in document.summary if isinstance(block, Sentences))
     (environment,) = (section for section in document.parts[0].sections if section.name == "environment")
     facts = dict(environment.blocks[0].items)
@@ -71,10 +67,10 @@ def test_how_a_bf16_model_was_computed_is_said(results, matmul, shown):
     assert (shown is not None and shown in facts["Matrix products"]) or "Matrix products" not in facts
 
 
-def test_the_files_of_a_report_name_what_was_measured_and_are_the_same_again(results, tmp_path):
-    (tmp_path / "results.json").write_text(json.dumps(results.to_json()))
+def test_the_files_of_a_report_name_what_was_measured_and_are_the_same_again(evaluated, tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps(evaluated.to_json()))
     loaded = load_results(tmp_path, "evaluation")
-    assert loaded == results
+    assert loaded == evaluated
     report = write_report(tmp_path, tmp_path / "report")
     before = [path.read_bytes() for path in report.paths]
     page, text = report.html.read_text(encoding="utf-8"), report.markdown.read_text(encoding="utf-8")
@@ -83,7 +79,7 @@ def test_the_files_of_a_report_name_what_was_measured_and_are_the_same_again(res
     for shown in ("The base is odd.", "1,200 parameters", "few-shot examples 2", "dddddddddddddddd…", "limit 1234"):
         assert shown in page
         assert shown in text
-    assert "answers were kept" not in text  # how the results were obtained is not in them
+    assert "answers were kept" not in text  # how the evaluated were obtained is not in them
     rows = read_csv(report.csv.read_text(encoding="utf-8"))
     keys = "model", "added", "metric", "value", "stderr", "groups"
     assert [tuple(row[key] for key in keys) for row in rows] == [

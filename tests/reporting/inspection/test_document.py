@@ -23,7 +23,6 @@ from hfpatch.reporting.document import Table
 from hfpatch.reporting.html import html
 from hfpatch.reporting.inspection.document import inspection_document
 from hfpatch.reporting.inspection.figures import figures
-from hfpatch.reporting.terminal import print_document
 from hfpatch.surgery.bases import Base
 from hfpatch.surgery.patch import PatchSummary
 
@@ -158,12 +157,10 @@ def test_what_was_not_found_is_left_out():
     assert list(tables_of(of_queries)) == ["Attention branches", "What f adds to its anchor"]
 
 
-def test_the_terminal_shows_what_was_looked_at_and_what_is_not_shown(inspected, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_the_terminal_shows_what_was_looked_at_and_what_is_not_shown(inspected, printed):
     document = inspection_document(inspected)
     assert document.parts[0].figures == {}
-    print_document(document)
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(document).splitlines()
     assert lines[:4] == [
         "Model: small/llama, llama, SHA-256 0123456789ab",
         f"Patch: {HOSTILE}/patch, 2.50% of the base's parameters",
