@@ -379,7 +379,7 @@ def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) ->
     """Return what each method kept: the second question, else what is found on the other tasks."""
     keep = [verdict for verdict in results.primary if verdict.question == "keep"]
     tasks = list(dict.fromkeys(verdict.task for verdict in keep))
-    margins = list(filter(None, dict.fromkeys(margin_text(pair, gain_of(results, pair)) for pair in keep))) or [""]
+    margin = next(filter(None, (margin_text(pair, gain_of(results, pair)) for pair in keep)), "")
     cells: list[str | Cell] = []
     for name in order:
         verdicts = [verdict for verdict in keep if verdict.method == name]
@@ -409,7 +409,7 @@ def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) ->
         lost = bool(keep) and any(verdict.tone == "worse" for verdict in verdicts)
         cells.append(Cell((words,), "worse" if lost else tone_of(verdicts)))
     title = f"keeps {task_text(tasks[0])}" if len(tasks) == 1 else "keeps" if keep else "on other tasks"
-    notes = (f"within {margins[0]}",) if len(tasks) == 1 and margins[0] else ()
+    notes = (f"within {margin}",) if len(tasks) == 1 and margin else ()
     return Column(title, notes, tip=_KEPT if keep else _OTHERS, rank=0 if keep else 1), cells
 
 
