@@ -15,14 +15,14 @@ from hfpatch.support.files import read_json, write_json
 
 def test_results_are_written_at_once_then_rarely(monkeypatch, tmp_path):
     now, written, cost = [0.0], [], [1.0]
+
+    def write_results():
+        now[0] += cost[0]
+        written.append(now[0])
+
     monkeypatch.setattr(train_eval.time, "monotonic", lambda: now[0])
-
-    class Writes(TrainEvalSession):
-        def write_results(self, *, complete=False):
-            now[0] += cost[0]
-            written.append(now[0])
-
-    session, run = Writes(SimpleNamespace()), PlannedRun("pre", "pre", {}, 0, tmp_path, "pre")
+    session, run = TrainEvalSession(SimpleNamespace()), PlannedRun("pre", "pre", {}, 0, tmp_path, "pre")
+    session.write_results = write_results
     trained, evaluated = (Unit(action, run, None) for action in ("train", "evaluate"))
     session.record(trained)  # which is in no results yet
     assert written == []
@@ -84,14 +84,6 @@ def test_what_was_trained_names_the_method_that_the_training_began_with(monkeypa
 def test_results_that_wait_are_written_before_an_error_leaves(monkeypatch, tmp_path, units):
     written, run = [], PlannedRun("pre", "pre", {}, 0, tmp_path, "pre")
 
-    class Writes(TrainEvalSession):
-        def write_results(self, *, complete=False):
-            written.append(complete)
-
-    @contextmanager
-    def open_engine(settings, progress):
-        yield SimpleNamespace(execute=execute)
-
     def execute(session):
         for _ in range(units):
             session.record(Unit("evaluate", run, None))
@@ -99,7 +91,9 @@ def test_results_that_wait_are_written_before_an_error_leaves(monkeypatch, tmp_p
 
     monkeypatch.setattr(train_eval, "check_start", lambda plan, *, resume: None)
     monkeypatch.setattr(train_eval, "open_runs", lambda session, *, resume: nullcontext())
-    monkeypatch.setattr(train_eval, "open_engine", open_engine)
+    monkeypatch.setattr(train_eval, "open_engine", lambda *_: nullcontext(SimpleNamespace(execute=execute)))
+    session = TrainEvalSession(Plan(None, tmp_path, (), ()))
+    session.write_results = lambda: written.append(run)
     with pytest.raises(KeyboardInterrupt):
-        Writes(Plan(None, tmp_path, (), ())).run(resume=False, engine=None)
-    assert written == [False] * units
+        session.run(resume=False, engine=None)
+    assert len(written) == units
