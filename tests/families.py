@@ -56,20 +56,6 @@ FAMILIES = list(CASES)
 FEW = ["gpt_neox", "gpt2", "gemma2"]  # fused per head; Conv1D; sandwich norms with grouped queries
 TIED = {"gpt2", "gemma", "gemma2", "opt", "opt_post_norm", "bloom", "bloom_post_norm_residual"}
 
-# Where things are, read in transformers' modelling source, not asked from hfpatch:
-# (path of block 0's attention, modules of query, key, value, output projection, module whose output is added)
-PLACES = {
-    "gpt_neox": ("gpt_neox.layers.0.attention", ["query_key_value"], "dense"),
-    "gpt2": ("transformer.h.0.attn", ["c_attn"], "c_proj"),
-    "llama": ("model.layers.0.self_attn", ["q_proj", "k_proj", "v_proj"], "o_proj"),
-    "phi3": ("model.layers.0.self_attn", ["qkv_proj"], "o_proj"),
-    "falcon": ("transformer.h.0.self_attention", ["query_key_value"], "dense"),
-    "gptj": ("transformer.h.0.attn", ["q_proj", "k_proj", "v_proj"], "out_proj"),
-    "opt": ("model.decoder.layers.0.self_attn", ["q_proj", "k_proj", "v_proj"], "out_proj"),
-    "bloom": ("transformer.h.0.self_attention", ["query_key_value"], "dense"),
-}
-PLACES |= dict.fromkeys(["mistral", "qwen2", "qwen3", "gemma", "gemma2"], PLACES["llama"])
-
 
 def model_type(case: str) -> str:
     return CASES[case][0]

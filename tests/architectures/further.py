@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from architectures import sweep
 from architectures.catalogue import logits_of, make, model_type, settled
-from architectures.formulas import nonlinear, on_input, on_output, tensors_of
+from architectures.formulas import apply_nonlinear, on_argument, on_input, on_output, on_target, tensors_of
 from architectures.measurements import first_of, hooked
 from architectures.places import Site, sites_of
 from families import perturb
@@ -54,13 +54,6 @@ class Further:
     nowhere: Collection[str] = ()
 
 
-def on_argument(model, path, change):
-    """Make the module at ``path`` receive ``change(a)`` instead of its first argument a."""
-    module = model.get_submodule(path)
-    forward = module.forward
-    module.forward = lambda a, *args, **kwargs: forward(change(a), *args, **kwargs)
-
-
 def apply_output_gate(model, site, tensors):
     """(A ⊙ 2 sigmoid(x W_g)) W_O, one gate a column or one a head."""
     received = on_input(model, site, lambda x: x)
@@ -70,29 +63,6 @@ def apply_output_gate(model, site, tensors):
         return a * gate.repeat_interleave(a.shape[-1] // gate.shape[-1], dim=-1)
 
     on_argument(model, site.output, gated)
-
-
-def on_target(model, site, target, change):
-    """Make query, key or value ``change(y, x)``, where y is what its projection returns and x what that reads."""
-    if target == "query":  # where a latent comes between, x is what enters the attention
-        path, columns, received = site.query, site.columns, on_input(model, site, lambda x: x)
-    else:
-        (path, columns), received = getattr(site, target), []
-        on_argument(model, path, lambda x: received.append(x) or x)
-
-    def changed(out):
-        out, before = out.clone(), out
-        out[..., columns] = change(before[..., columns], received[-1])
-        return out
-
-    on_output(model, path, changed)
-
-
-def apply_nonlinear(model, site, tensors):
-    """(2 x W + f(x)) / 2 for the targets that there are tensors for."""
-    for target in sorted({name.split("_")[0] for name in tensors}):
-        own = {name.removeprefix(f"{target}_"): tensor for name, tensor in tensors.items() if name.startswith(target)}
-        on_target(model, site, target, lambda y, x, own=own: (2 * y + nonlinear(x, own)) / 2)
 
 
 def apply_nonlinear_lora(model, site, tensors):

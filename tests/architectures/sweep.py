@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from architectures.catalogue import logits_of, make, model_type, settled, tokens_for
-from architectures.formulas import apply_pre_projection, apply_query, apply_temperature, tensors_of
+from architectures.formulas import apply_nonlinear, apply_pre_projection, apply_temperature, tensors_of
 from architectures.measurements import first_output, logits_without_attention, residuals, without_sinks
 from architectures.places import place_of, sites_of
 from families import close, perturb
@@ -24,7 +24,7 @@ ROUNDING = 1e-4  # of fp32, relative to the largest value
 VISIBLE = 1e-3
 METHODS = ("pre-projection", "content skip", "nonlinear query", "query temperature")
 CONTROLS = ("skip alone", "linear pre-projection")  # of the same modules, so that less has to be shown
-PREFIX = {"nonlinear query": "nonlinear_query", "query temperature": "temperature"}  # the others: preproj
+PREFIX = {"nonlinear query": "nonlinear", "query temperature": "temperature"}  # the others: preproj
 AS = {"query temperature": "nonlinear query", "skip alone": "content skip", "linear pre-projection": "pre-projection"}
 NOT_CAUSAL = {"cpmant"}  # its prompt tokens see the whole text
 
@@ -104,9 +104,9 @@ class Bench:
             for path, tensors in self.tensors().items()
         }
         apply = {
-            "nonlinear query": functools.partial(apply_query, form=form),
+            "nonlinear query": functools.partial(apply_nonlinear, form=form),
             "query temperature": apply_temperature,
-            "linear pre-projection": functools.partial(apply_pre_projection, linear=True),
+            "linear pre-projection": functools.partial(apply_pre_projection, activation="identity"),
         }.get(self.method, apply_pre_projection)
         return twin, leaves, {site.path: apply(twin, site, leaves[site.path]) for site in self.sites}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import forked
 import pytest
 import torch
+from architectures.formulas import twin_of
 from evaluate_on_processes import run
 from families import make_model, make_tokens, perturb
 from launched import free_port
 from own_tasks import write_task
-from reference import twin_of
 
 import hfpatch
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig

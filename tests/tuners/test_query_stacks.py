@@ -2,18 +2,18 @@
 
 import pytest
 import torch
+from architectures.formulas import nonlinear, tensors_of
 from families import assert_as_it_was, logits_of, make_model, make_tokens, state_of
 from peft import HRAConfig, LoraConfig
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft_methods import OPTIONS
-from reference import rms_norm
 
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch
+from hfpatch import HfpatchError, MethodConfig, NonlinearQueryConfig, PreProjectionConfig, patch
 
 BYPASS = {"HRA", "MISS bat", "GLORA", "SHIRA", "SUPERTUNING"}  # they compute with the projection's weight
-OURS = {"PRE_PROJECTION", "NONLINEAR_QUERY", "QUERY_TEMPERATURE"}
 ELSEWHERE = {"LN_TUNING", "TRAINABLE_TOKENS"}  # they are for norms and embeddings
-KINDS = sorted({str(kind.value) for kind in PEFT_TYPE_TO_CONFIG_MAPPING} - OURS - ELSEWHERE | {"MISS bat", "LORA dora"})
+THEIRS = {str(kind.value) for kind, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items() if not issubclass(cls, MethodConfig)}
+KINDS = sorted(THEIRS - ELSEWHERE | {"MISS bat", "LORA dora"})
 
 
 def make_config(kind):
@@ -25,21 +25,13 @@ def make_config(kind):
 @torch.no_grad()
 def with_formula(model, tokens):
     """Return logits where Q + f/2 is put by hand in the place of what the innermost projection gives."""
-    for name, layer in model.named_modules():
-        if name.endswith("hfpatch_query"):
-            layer._disable_adapters = True
-            names = [f"nonlinear_query_{part}" for part in ("norm_in", "up", "down", "norm_out")]
-            norm_in, *parts = (getattr(layer, part)["nonlinear_query"] for part in names)
-            projection = model.get_submodule(name.removesuffix("hfpatch_query") + "q_proj").get_base_layer()
-            projection.register_forward_hook(added(norm_in.weight, *parts))
+    for path, tensors in tensors_of(model, "nonlinear_query", "nonlinear_query").items():
+        attention = model.get_submodule(path)
+        attention.hfpatch_query._disable_adapters = True
+        attention.q_proj.get_base_layer().register_forward_hook(
+            lambda _, args, out, tensors=tensors: out + nonlinear(args[0].float(), tensors, output_norm="none") / 2
+        )
     return logits_of(model, tokens)
-
-
-def added(norm_in, up, down, norm_out):
-    def hook(module, args, output):
-        return output + norm_out(down(torch.nn.functional.gelu(up(rms_norm(args[0].float(), norm_in))))) / 2
-
-    return hook
 
 
 def parts_of(kind, other, other_first):

@@ -8,7 +8,6 @@ import torch
 from families import (
     FAMILIES,
     FEW,
-    PLACES,
     hooks_act_as_registered,
     logits_of,
     make_model,
@@ -25,7 +24,7 @@ from transformers import (
     LlamaConfig,
 )
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, unpatch
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch, unpatch
 from hfpatch.twins import twin
 
 STACK = [PreProjectionConfig(gated=True, content_skip=True), NonlinearQueryConfig()]
@@ -109,7 +108,7 @@ def compiled_agrees(case, backend):
     """Compare on the first block alone: tracing takes seconds a block, and all are alike."""
     model, base, tokens = patched(case, std=0.2), make_model(case), make_tokens()
     for each in (model, base):
-        blocks = each.get_submodule(PLACES[model_type(case)][0].partition(".0.")[0])
+        blocks = each.get_submodule(find_sites(each)[0].path.partition(".0.")[0])
         del blocks[1:]
         each.config.num_hidden_layers = 1
     with torch.no_grad():

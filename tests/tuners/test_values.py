@@ -4,12 +4,12 @@ import warnings
 
 import pytest
 import torch
-from families import FAMILIES, FEW, HIDDEN, PLACES, gradients, logits_of, make_model, make_tokens, model_type, perturb
+from architectures.formulas import twin_of
+from families import FAMILIES, FEW, HIDDEN, gradients, logits_of, make_model, make_tokens, perturb
 from peft import get_peft_model
-from reference import twin_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig, patch
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig, find_sites, patch
 
 
 class CountedCopies(TorchDispatchMode):
@@ -142,9 +142,8 @@ def test_two_adapters_of_one_method_act_one_after_the_other(case):
     model.set_adapter(["second", "first"])
     perturb(model, std=0.3)
     model.double()
-    site = model.get_submodule(PLACES[model_type(case)][0])
     x = torch.randn(2, 3, HIDDEN, dtype=torch.float64)
-    layer = site.hfpatch_pre_projection
+    layer = find_sites(model)[0].attention.hfpatch_pre_projection
     weights = {name: p.detach() for name, p in layer.named_parameters()}
 
     def w(what, name):
