@@ -161,3 +161,11 @@ def assert_as_it_was(model, before):
     assert list(after["state"]) == list(before["state"])
     for name, tensor in before["state"].items():
         assert torch.equal(tensor, after["state"][name]), name
+
+
+@contextmanager
+def unchanged(model):
+    """Check that a model ends as it is now."""
+    before = state_of(model)
+    yield
+    assert_as_it_was(model, before)

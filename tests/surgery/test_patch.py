@@ -15,6 +15,7 @@ from families import (
     make_tokens,
     perturb,
     state_of,
+    unchanged,
 )  # fmt: skip
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, IA3Config, LNTuningConfig, LoraConfig, PrefixTuningConfig, get_peft_model
 from peft_methods import OPTIONS
@@ -184,14 +185,10 @@ def test_patching_keeps_the_mode(training):
 def test_flags_are_restored_even_where_some_were_frozen_and_a_plain_model_stays():
     model = make_model("llama")
     model.model.embed_tokens.weight.requires_grad = False
-    before = state_of(model)
-    hfpatch.patch(model, PreProjectionConfig())
-    hfpatch.unpatch(model)
-    assert_as_it_was(model, before)
-    model = make_model("llama")
-    before = state_of(model)
-    hfpatch.unpatch(model)
-    assert_as_it_was(model, before)
+    with unchanged(model):
+        hfpatch.unpatch(hfpatch.patch(model, PreProjectionConfig()))
+    with unchanged(model):
+        hfpatch.unpatch(model)
 
 
 def test_a_copy_of_a_patched_model_can_be_unpatched_too():
@@ -219,23 +216,22 @@ def test_a_copy_of_a_patched_model_can_be_unpatched_too():
 )
 def test_other_wrappers_are_taken_out_as_well(make):
     model, tokens = make_model("llama"), make_tokens()
-    before, base = state_of(model), logits_of(model, tokens)
-    hfpatch.patch(model, make(model))
-    assert torch.equal(logits_of(model, tokens), base)
-    losses = train(model, tokens)
-    assert losses[-1] < losses[0]
-    hfpatch.unpatch(model)
-    assert_as_it_was(model, before)
+    base = logits_of(model, tokens)
+    with unchanged(model):
+        hfpatch.patch(model, make(model))
+        assert torch.equal(logits_of(model, tokens), base)
+        losses = train(model, tokens)
+        assert losses[-1] < losses[0]
+        hfpatch.unpatch(model)
     assert torch.equal(logits_of(model, tokens), base)
 
 
 def test_two_trained_copies_of_one_module_are_refused_and_the_model_stays():
     model = make_model("llama")
-    before = state_of(model)
     parts = [lora(model, modules_to_save=["lm_head"]), PreProjectionConfig(), lora(model, modules_to_save=["lm_head"])]
-    with pytest.raises(HfpatchError, match="lm_head: lora and lora_2 both replace this module; leave it to one"):
+    message = "lm_head: lora and lora_2 both replace this module; leave it to one"
+    with unchanged(model), pytest.raises(HfpatchError, match=message):
         hfpatch.patch(model, parts)
-    assert_as_it_was(model, before)
 
 
 OF_THE_BASE = ("bias", "init_lora_weights", "init_weights", "init_ia3_weights")
@@ -295,10 +291,8 @@ def _plain(name):
 )
 def test_a_lora_that_changes_the_base_is_refused(options, message, tmp_path):
     model = make_model("qwen2")
-    before = state_of(model)
-    with pytest.raises(HfpatchError, match=message):
+    with unchanged(model), pytest.raises(HfpatchError, match=message):
         hfpatch.patch(model, [PreProjectionConfig(), lora(model, **options)])
-    assert_as_it_was(model, before)
     if "bias" in options:  # saving refuses it too, where PEFT injected it
         with pytest.raises(HfpatchError, match=message):
             hfpatch.save_patch(get_peft_model(model, lora(model, **options)), tmp_path / "patch")
@@ -323,12 +317,10 @@ def fail_at_the_second(inject, config, model, name):
     ],
 )
 def test_a_failing_injection_leaves_the_model_as_it_was(monkeypatch, act, error, message):
-    model = make_model("llama")
-    before, inject = state_of(model), hfpatch.surgery.patch.inject_adapter_in_model
+    model, inject = make_model("llama"), hfpatch.surgery.patch.inject_adapter_in_model
     monkeypatch.setattr("hfpatch.surgery.patch.inject_adapter_in_model", functools.partial(act, inject))
-    with pytest.raises(error, match=message):
+    with unchanged(model), pytest.raises(error, match=message):
         hfpatch.patch(model, [lora(model), NonlinearQueryConfig()])
-    assert_as_it_was(model, before)
 
 
 UNFIT = {
@@ -363,14 +355,10 @@ UNFIT = {
 @pytest.mark.parametrize("what", UNFIT)
 @pytest.mark.parametrize("first", [None, "lora", "gated_skip"])
 def test_a_part_that_does_not_fit_leaves_the_model_as_it_was(what, first):
-    model, tokens = make_model("llama"), make_tokens()
-    before, base = state_of(model), logits_of(model, tokens)
-    make, message = UNFIT[what]
+    model, (make, message) = make_model("llama"), UNFIT[what]
     parts = [METHODS[first](model)] if first else []
-    with pytest.raises(HfpatchError, match=message):
+    with unchanged(model), pytest.raises(HfpatchError, match=message):
         hfpatch.patch(model, [*parts, make(model)])
-    assert_as_it_was(model, before)
-    assert torch.equal(logits_of(model, tokens), base)
     hfpatch.patch(model, PreProjectionConfig())
 
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from families import assert_as_it_was, state_of
+from families import unchanged
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, HrmTextConfig, JambaConfig, Zamba2Config, ZambaConfig
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, find_sites, patch, patch_summary
@@ -24,10 +24,9 @@ def test_blocks_without_attention_are_left_out_and_counted():
 
 def test_a_layer_without_attention_cannot_be_chosen_and_the_model_stays():
     model = hybrid()
-    before = state_of(model)
-    with pytest.raises(HfpatchError, match="layer 0 cannot be changed: JambaMambaDecoderLayer without softmax"):
+    message = "layer 0 cannot be changed: JambaMambaDecoderLayer without softmax"
+    with unchanged(model), pytest.raises(HfpatchError, match=message):
         patch(model, PreProjectionConfig(layers_to_transform=[0, 1]))
-    assert_as_it_was(model, before)
 
 
 def test_layers_of_several_lists_are_counted_one_after_the_other():
