@@ -1,15 +1,13 @@
 """What only a GPU computes: its kernels against the CPU's values. Skipped without one; benchmarks/gpu.py runs these."""
 
-import warnings
-
 import pytest
 import torch
-from families import logits_of, make_model, make_tokens, perturb
-from peft import LoraConfig
+from families import logits_of, make_tokens
+from hardware.test_fake_devices import patched
 from torch.nn.functional import cross_entropy
 from training_blocks import make_blocks
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, fast_matmul, patch
+from hfpatch import fast_matmul
 from hfpatch.data.plan import draw_plan
 from hfpatch.evaluation.scorer import Scorer, TokenRequest
 from hfpatch.recipes.training import TrainingSettings
@@ -17,28 +15,14 @@ from hfpatch.training import loss
 from hfpatch.training.probe import train_probe
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-CONFIGS = {
-    "gated": lambda: PreProjectionConfig(gated=True, content_skip=True),
-    "literal": lambda: NonlinearQueryConfig(form="literal"),
-    "lora_stack": lambda: [PreProjectionConfig(), LoraConfig(r=2, target_modules="all-linear")],
-}
 
 
-def patched(family, name, device):
-    model = make_model(family).to(device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        patch(model, CONFIGS[name]())
-    perturb(model)
-    return model.eval()
-
-
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["gated", "content_skip", "literal", "lora_stack"])
 @pytest.mark.parametrize("family", ["gpt_neox", "gpt2", "llama", "gemma2"])
 def test_logits_and_scores_are_those_of_the_cpu(family, name):
     tokens, scores = make_tokens(4, 20), {}
     requests = [TokenRequest.cut(row[:6], row[6 : 8 + i], 40) for i, row in enumerate(tokens.tolist())]
-    models = {device: patched(family, name, device) for device in ("cpu", "cuda")}
+    models = {device: patched(family, name, device).eval() for device in ("cpu", "cuda")}
     for device, model in models.items():
         scores[device] = {}
         with fast_matmul(model) as library:

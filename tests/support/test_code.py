@@ -60,27 +60,6 @@ class Method(Base):
 '''
 
 
-@pytest.fixture
-def code(tmp_path, monkeypatch):
-    """Return a function from the text of the module and of its helpers to the hash of its class."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def hashed(module=MODULE, helpers=HELPERS, use=lambda found: None):
-        for name, text in (("helpers", helpers), ("mine", module)):
-            sys.modules.pop(name, None)
-            (tmp_path / f"{name}.py").write_text(text)
-        for cached in tmp_path.rglob("*.pyc"):
-            cached.unlink()
-        importlib.invalidate_caches()
-        found = importlib.import_module("mine")
-        use(found)
-        return hash_code([found.Method])
-
-    yield hashed
-    for name in ("helpers", "mine"):
-        sys.modules.pop(name, None)
-
-
 CHANGES = {
     "formula": ("2 * x", "2.5 * x", "helpers"),
     "constant of the module": ("SCALE = 0.5", "SCALE = 0.25", "module"),
@@ -104,16 +83,16 @@ SAME = {
 
 
 @pytest.mark.parametrize("change", [*CHANGES, *SAME])
-def test_code_changes_its_hash_and_what_is_said_about_it_does_not(code, change):
+def test_code_changes_its_hash_and_what_is_said_about_it_does_not(written, change):
     before, after, where = (CHANGES | SAME)[change]
     text = {"module": MODULE, "helpers": HELPERS}
     assert before in text[where]
-    changed = code(**{**text, where: text[where].replace(before, after)})
-    assert (changed == code()) == (change in SAME)
+    changed = hashed_class(written, **{where: text[where].replace(before, after)})
+    assert (changed == hashed_class(written)) == (change in SAME)
 
 
-def test_running_changes_nothing(code):
-    assert code(use=lambda found: found.Method().forward(3)) == code()
+def test_running_changes_nothing(written):
+    assert hashed_class(written, use=lambda mine: mine.Method().forward(3)) == hashed_class(written)
 
 
 def test_a_cell_of_a_notebook_has_a_hash_though_it_has_no_file():
@@ -244,6 +223,14 @@ def written(tmp_path, monkeypatch):
     forget()
 
 
+def hashed_class(written, module=MODULE, helpers=HELPERS, use=lambda mine: None):
+    """Return the hash of the class of a module, after it was used."""
+    written({"helpers.py": helpers, "mine.py": module})
+    mine = importlib.import_module("mine")
+    use(mine)
+    return hash_code([mine.Method])
+
+
 def install(write, files, version="1.0", **more):
     """Install files as a wheel does, as the distribution ``gate-lib``."""
 
@@ -365,10 +352,10 @@ def test_a_file_that_code_writes_is_no_input(written, monkeypatch):
     hashed_f()
 
 
-def test_a_value_that_answers_to_any_name_is_no_array(code):
+def test_a_value_that_answers_to_any_name_is_no_array(written):
     """As libraries are that bind C functions when they are asked for."""
     answers = "class Library:\n    def __getattr__(self, name):\n        return lambda: name\n\n\nlib = Library()\n"
     use = MODULE.replace("import helpers\n", f"import helpers\n{answers}\n")
     use = use.replace("SCALE * x  #", "SCALE * x * len(lib.a())  #")
     assert use.count("lib") == 2
-    assert code(module=use, helpers=HELPERS) != code()
+    assert hashed_class(written, module=use) != hashed_class(written)

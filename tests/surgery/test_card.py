@@ -24,16 +24,6 @@ def headings(card):
     return [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
 
 
-def test_a_card_has_its_sections_whether_or_not_anything_was_measured():
-    sections = ["Base", "Method", "Data", "Results", "How to load it", "Licence"]
-    assert headings(patch_card(base("a/b"), ADAPTERS))[1:] == sections
-    measured = Measured("mine", [("Seed", "0")], [("Data", "text")], ["task"], [["x"]], ["A caution."])
-    card = patch_card(base("a/b"), ADAPTERS, measured)
-    assert headings(card)[1:] == sections
-    for said in ("# mine on a/b", "- Seed: 0", "- Data: text", "| task |", "- A caution.", "a" * 16):
-        assert said in card
-
-
 def test_the_header_names_the_base_where_others_can_find_it(tmp_path):
     assert header(patch_card(base("EleutherAI/pythia-160m"), ADAPTERS)) == {
         "library_name": "peft",
