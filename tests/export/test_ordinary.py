@@ -9,6 +9,7 @@ import elsewhere
 import pytest
 import torch
 from families import logits_of, make_model, make_tokens, perturb
+from in_step import in_step
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoConfig,
@@ -16,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BitsAndBytesConfig,
     Gemma2ForCausalLM,
     GenerationConfig,
     Trainer,
@@ -23,7 +25,7 @@ from transformers import (
 )
 
 import hfpatch
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.__main__ import main
 from hfpatch.export import export_patch
 from hfpatch.export.runtime import Around
@@ -35,12 +37,16 @@ LORA = LoraConfig(r=2, target_modules=["q_proj"])
 STACK = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3), LORA]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def patched():
     model = hfpatch.patch(make_model("gemma2"), STACK)
     perturb(model)
+    return model.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("export")
-    write_model(model, path)
+    write_model(patched(), path)
     return path
 
 
@@ -93,6 +99,16 @@ def test_nothing_loads_it_without_its_patch(folder, tmp_path, capsys):
         assert "brings its own code, which is not run unasked" in capsys.readouterr().err
 
 
+@torch.no_grad()
+def test_two_threads_and_the_body_alone_compute_what_the_patched_model_does(folder):
+    model, tokens = patched(), [make_tokens(2, 7, seed=seed) for seed in (0, 1)]
+    expected = [logits_of(model, batch) for batch in tokens]
+    assert all(map(torch.equal, in_step(load(folder).requires_grad_(False), tokens), expected))
+    body = AutoModel.from_pretrained(folder, trust_remote_code=True).eval().requires_grad_(False)
+    hidden = [part(TOKENS, use_cache=False).last_hidden_state for part in (body, model.model)]
+    assert torch.equal(*hidden)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_gives_the_same_gradients(folder, reentrant):
     gradients = []
@@ -125,6 +141,25 @@ def test_another_dtype_is_the_one_of_the_base_and_the_parts_stay_in_fp32(folder)
     assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
     found, expected = (logits_of(each, TOKENS).flatten().float() for each in (model, load(folder)))
     assert torch.nn.functional.cosine_similarity(found, expected, dim=0) > 0.99
+
+
+@pytest.mark.slow
+def test_it_is_quantised_as_its_base_would_be(tmp_path):
+    parts = [PreProjectionConfig(expansion=0, content_skip=True), QueryTemperatureConfig(), QueryTemperatureConfig()]
+    make_model("llama").save_pretrained(tmp_path / "base")
+    model = hfpatch.patch(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), [*STACK, *parts])
+    perturb(model)
+    hfpatch.save_patch(model, tmp_path / "patch")
+    (tmp_path / "export").mkdir()
+    write_model(model, tmp_path / "export")
+    eight_bits = {"quantization_config": BitsAndBytesConfig(load_in_8bit=True), "device_map": "cpu"}
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", **eight_bits).eval()
+    plain = logits_of(base, TOKENS)
+    expected = logits_of(hfpatch.load_patch(base, tmp_path / "patch", allow_other_base=True), TOKENS)
+    exported = load(tmp_path / "export", **eight_bits)
+    assert {p.dtype for name, p in exported.named_parameters() if "q_proj.base.weight" in name} == {torch.int8}
+    assert torch.equal(logits_of(exported, TOKENS), expected)
+    assert not torch.allclose(expected, plain, atol=1e-2)
 
 
 def test_a_new_model_of_its_configuration_computes_what_a_new_base_does(folder):
