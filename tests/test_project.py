@@ -27,8 +27,8 @@ def test_one_version(project):
 
 def test_the_readme_has_no_relative_link_on_the_package_index(project):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for each in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
-        text = re.sub(each["pattern"], each["replacement"], text)
+    for change in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"], text)
     targets = re.findall(r"\]\(([^)]+)\)", text)
     assert targets
     assert [target for target in targets if not target.startswith("https://")] == []

@@ -156,7 +156,7 @@ def takes_skip(site):
 def convolved(x, weight):
     """x_t + sum over j of w_j x_{t-j}; x before the start is 0."""
     before = [torch.cat([torch.zeros_like(x[:, :j]), x[:, : x.shape[1] - j]], dim=1) for j in range(len(weight))]
-    return x + sum(each * row for each, row in zip(weight, before, strict=True))
+    return x + sum(values * row for values, row in zip(weight, before, strict=True))
 
 
 def apply_canon(model, site, tensors):

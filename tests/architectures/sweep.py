@@ -176,8 +176,8 @@ def has_the_gradients_of(twin, leaves, case, model, added, tokens):
     """
     reformer = model_type(case) == "reformer"  # it demands training mode and the full length; dropout is off
     trained, outputs = tokens_for(model, length=64) if reformer else tokens, []
-    for each in (model, twin):
-        outputs.append(each.train(reformer)(trained, use_cache=False).logits)
+    for net in (model, twin):
+        outputs.append(net.train(reformer)(trained, use_cache=False).logits)
         (outputs[-1] * torch.linspace(-1, 1, outputs[-1].numel()).reshape(outputs[-1].shape)).sum().backward()
     model.eval()
     found, expected = (output.detach() for output in outputs)

@@ -139,7 +139,7 @@ def test_another_dtype_is_the_one_of_the_base_and_the_parts_stay_in_fp32(folder)
     model = load(folder, dtype=torch.bfloat16, device_map="cpu")
     dtypes = {("hfpatch_" in name, parameter.dtype) for name, parameter in model.named_parameters()}
     assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
-    found, expected = (logits_of(each, TOKENS).flatten().float() for each in (model, load(folder)))
+    found, expected = (logits_of(net, TOKENS).flatten().float() for net in (model, load(folder)))
     assert torch.nn.functional.cosine_similarity(found, expected, dim=0) > 0.99
 
 

@@ -110,8 +110,8 @@ def test_axolotl_trains_saves_and_continues(tmp_path):
     spec.loader.exec_module(texts)
     tokenizer, model = texts.tokenizer.__wrapped__(), texts.gpt_neox()
     tokenizer.pad_token = tokenizer.eos_token
-    for each in (tokenizer, model):
-        each.save_pretrained(tmp_path / "base")
+    for part in (tokenizer, model):
+        part.save_pretrained(tmp_path / "base")
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts.passages(24)))
     settings = {
         "base_model": f"{tmp_path}/base", "plugins": ["hfpatch.integrations.axolotl.HfpatchPlugin"],

@@ -152,7 +152,7 @@ def test_the_recipe_runs_on_a_tiny_model(tmp_path):
     tokenizer.save_pretrained(tmp_path / "model")
     asked = [{"query": f"What is {n} + 1?", "response": f"It is {n + 1}. The answer is: {n + 1}"} for n in range(40)]
     asked += [{"query": f"What is {n} + 2?", "response": f"The answer is: {n + 2}"} for n in range(40)]
-    asked = [{"original_question": each["query"], **each} for each in asked]
+    asked = [{"original_question": row["query"], **row} for row in asked]
     tests = [{"question": f"What is {n} + 3?", "answer": f"It is so.\n#### {n + 3}"} for n in range(3)]
     pages = [{"page": "The lamp is at the mill. " * (n + 2)} for n in range(2)]
     for name, rows in {

@@ -124,7 +124,7 @@ def test_a_base_in_half_precision(name):
 def test_two_threads_in_one_model(name):
     """Both are in the same module at any time."""
     model, tokens = patched(ONE, name).requires_grad_(False), [make_tokens(2, 7, seed=seed) for seed in (0, 1)]
-    expected = [logits_of(model, each) for each in tokens]
+    expected = [logits_of(model, batch) for batch in tokens]
     assert all(map(torch.equal, in_step(model, tokens), expected))
 
 

@@ -150,7 +150,7 @@ def test_packed_documents_equal_those_alone(case, attention):
 )
 def test_a_row_says_where_a_document_begins(said):
     found = Row(5, **said).earlier("x", torch.arange(1.0, 6.0)[None, :, None], 3)
-    assert [each[0, :, 0].tolist() for each in found] == [[0, 1, 0, 3, 4], [0, 0, 0, 0, 3], [0, 0, 0, 0, 0]]
+    assert [values[0, :, 0].tolist() for values in found] == [[0, 1, 0, 3, 4], [0, 0, 0, 0, 3], [0, 0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

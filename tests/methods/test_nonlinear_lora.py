@@ -42,7 +42,7 @@ def test_without_its_activation_it_is_lora(alpha):
     moved = perturb(ours, std=0.2)
     with torch.no_grad():
         for name, parameter in moved.items():
-            target = next(each for each in targets if f"_{each}_" in name)
+            target = next(kind for kind in targets if f"_{kind}_" in name)
             matrix = "lora_A" if "_down." in name else "lora_B"
             attention = name.partition(".hfpatch_")[0]
             adapter = theirs.get_submodule(f"{attention}.{targets[target]}.{matrix}.lora")

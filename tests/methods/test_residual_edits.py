@@ -27,7 +27,7 @@ def test_the_stream_behind_a_layer_is_what_the_next_one_reads():
     model, base, tokens = make_model("llama"), make_model("llama"), make_tokens()
     hfpatch.patch(model, LoReFTConfig(rank=RANK, layers_to_transform=0))
     perturb(model)
-    hidden = [each(tokens, output_hidden_states=True, use_cache=False).hidden_states for each in (model, base)]
+    hidden = [net(tokens, output_hidden_states=True, use_cache=False).hidden_states for net in (model, base)]
     assert torch.equal(hidden[0][0], hidden[1][0])
     assert (hidden[0][1] - hidden[1][1]).abs().max() > 1e-2
 

@@ -144,8 +144,8 @@ def test_adapters_share_with_themselves_alone():
 def test_an_ablation_leaves_the_layer_that_the_others_read():
     model, tokens = hfpatch.patch(deep(3), ValueResidualConfig()), make_tokens(4)
     perturb(model, std=0.3)
-    found = ablate_layers(model, lambda each: logits_of(each, tokens).mean((1, 2)).tolist())
-    assert [each.layer for each in found.without] == [1, 2, None]
+    found = ablate_layers(model, lambda ablated: logits_of(ablated, tokens).mean((1, 2)).tolist())
+    assert [ablation.layer for ablation in found.without] == [1, 2, None]
     assert found.without[-1].score == pytest.approx(float(logits_of(deep(3), tokens).mean()), abs=1e-6)
     assert found.score != found.without[-1].score
 

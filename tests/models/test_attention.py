@@ -186,15 +186,15 @@ def test_in_bf16_attention_is_computed_in_fp32_and_rounded(way, length, monkeypa
     module = torch.nn.Module()
     module.num_key_value_groups = 2
     shape = {"query": (1, 4, length, 8), "key": (1, 2, length, 8), "value": (1, 2, length, 8)}
-    halves = [torch.randn(each).bfloat16() for each in shape.values()]
-    exact = [each.double().requires_grad_() for each in halves]
-    query, key, value = (each if at == 0 else each.repeat_interleave(2, 1) for at, each in enumerate(exact))
+    halves = [torch.randn(size).bfloat16() for size in shape.values()]
+    exact = [tensor.double().requires_grad_() for tensor in halves]
+    query, key, value = (tensor if at == 0 else tensor.repeat_interleave(2, 1) for at, tensor in enumerate(exact))
     beyond = torch.ones(length, length, dtype=torch.bool).triu(1)
     weights = (query @ key.transpose(2, 3) * 8**-0.5).masked_fill(beyond, -torch.inf).softmax(-1)
     wanted = (weights @ value).transpose(1, 2)
     outer = torch.randn(wanted.shape).bfloat16()
 
-    given = [(each.float() if way == "autocast" else each.clone()).requires_grad_() for each in halves]
+    given = [(tensor.float() if way == "autocast" else tensor.clone()).requires_grad_() for tensor in halves]
     library = "onednn" if has_onednn() else "mkl"
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way == "autocast"), active(library), fast_attention():
         found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, *given, None, is_causal=True)

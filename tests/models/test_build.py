@@ -176,7 +176,7 @@ def test_one_product_gives_the_loss_and_the_gradients_of_two(case, anchor):
 @pytest.mark.parametrize("case", CASES)
 def test_a_pre_projection_and_its_skip_are_their_formulas(case, gated):
     settings = ScratchSettings.model_validate({"pre_projection": {"gated": gated, "content_skip": True}})
-    stock, model = (build_scratch(config_of(case), each, seed=3).eval() for each in (ScratchSettings(), settings))
+    stock, model = (build_scratch(config_of(case), chosen, seed=3).eval() for chosen in (ScratchSettings(), settings))
     tokens, seen = make_tokens(), {}
     assert torch.equal(model(tokens).logits, stock(tokens).logits)  # W_down and W_skip are 0
     attention = model.get_submodule(ATTENTIONS[case].format(1))

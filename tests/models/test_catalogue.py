@@ -71,7 +71,7 @@ def test_compiled_it_is_one_graph_of_the_same_function(case, path):
 def test_two_threads_in_step_and_a_call_that_fails(path):
     """What modules hand to each other belongs to a call: both threads are in the same module at any time."""
     model, tokens = made("llama", path).requires_grad_(False), [make_tokens(seed=seed) for seed in (0, 1)]
-    expected = [logits_of(model, each) for each in tokens]
+    expected = [logits_of(model, batch) for batch in tokens]
 
     def fail(*_):
         raise ZeroDivisionError
@@ -82,7 +82,7 @@ def test_two_threads_in_step_and_a_call_that_fails(path):
         with contextlib.suppress(ZeroDivisionError):
             logits_of(model, tokens[0])
         handle.remove()
-        assert not [each for each in model.modules() if each in CALLS.values]
+        assert not [owner for owner in model.modules() if owner in CALLS.values]
 
 
 @EVERY

@@ -185,4 +185,4 @@ def test_the_size_of_the_models_own_f_is_heard_through_lora(path):
     hfpatch.patch(model, lora(model))
     assert query_sizes(model, [batch]) == before
     perturb(model)
-    assert [each.size for each in query_sizes(model, [batch])] != [each.size for each in before]
+    assert [layer.size for layer in query_sizes(model, [batch])] != [layer.size for layer in before]

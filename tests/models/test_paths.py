@@ -19,16 +19,16 @@ def heard_in(model, tokens):
 @pytest.mark.parametrize("case", ["gpt2", "gpt_neox", "llama"])
 def test_x_f_and_anchor_make_the_query(case, anchor):
     model, tokens, queries = build(case, anchor=anchor), make_tokens(), []
-    paths = [each.path for each in query_paths_with_f(model)]
+    paths = [owner.path for owner in query_paths_with_f(model)]
     handles = [path.register_forward_hook(lambda _, args, output: queries.append((args[0], output))) for path in paths]
     heard = heard_in(model, tokens)
-    assert [each.at.split(".")[2] for each in heard] == ["0", "1"]
+    assert [record.at.split(".")[2] for record in heard] == ["0", "1"]
     assert len(queries) == len(heard)
-    for each, (x, query) in zip(heard, queries, strict=True):
-        assert each.target == "query"
-        assert torch.equal(each.x, x)
-        assert torch.equal((each.anchor + each.f) / 2, query)
-        assert torch.equal(each.anchor, x) is (anchor == "identity")
+    for record, (x, query) in zip(heard, queries, strict=True):
+        assert record.target == "query"
+        assert torch.equal(record.x, x)
+        assert torch.equal((record.anchor + record.f) / 2, query)
+        assert torch.equal(record.anchor, x) is (anchor == "identity")
     for handle in handles:
         handle.remove()
     assert not any(module._forward_hooks for module in model.modules())
@@ -45,7 +45,7 @@ def test_every_forward_pass_is_told_and_errors_leave_no_hook():
     with torch.no_grad(), observed(model, heard.append):
         model(make_tokens())
         model(make_tokens()[:, :3])
-    assert [each.f.shape[1] for each in heard] == [9, 9, 3, 3]
+    assert [record.f.shape[1] for record in heard] == [9, 9, 3, 3]
     with pytest.raises(ZeroDivisionError), observed(model, lambda _: 1 / 0):
         model(make_tokens())
     assert not any(module._forward_hooks for module in model.modules())

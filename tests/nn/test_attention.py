@@ -10,9 +10,9 @@ from hfpatch.nn.matmul import fast_matmul
 
 def expected(query, key, value, scale, window=10_000):
     """softmax(scale Q K^T) V with a triangular mask, or a band, written out."""
-    query, key, value = (each.double() for each in (query, key, value))
+    query, key, value = (tensor.double() for tensor in (query, key, value))
     shared = query.shape[1] // key.shape[1]
-    key, value = (each.repeat_interleave(shared, 1) for each in (key, value))
+    key, value = (tensor.repeat_interleave(shared, 1) for tensor in (key, value))
     back = torch.arange(query.shape[2])[:, None] - torch.arange(query.shape[2])
     beyond = (back < 0) | (back >= window)
     return (scale * query @ key.transpose(2, 3)).masked_fill(beyond, -torch.inf).softmax(-1) @ value
@@ -31,7 +31,7 @@ def test_it_is_the_formula_and_has_its_gradients(heads, groups, length, window, 
     torch.manual_seed(0)
     query, key = 4 * torch.randn(2, heads, length, 8), torch.randn(2, groups, length, 8)
     value, outer = torch.randn(2, groups, length, 12), torch.randn(2, heads, length, 12)  # wider than the keys
-    given = [each.requires_grad_() for each in (query, key, value)]
+    given = [tensor.requires_grad_() for tensor in (query, key, value)]
     wanted = expected(*given, 0.3, window or length)
     with fast_matmul(nn.Linear(1, 1), library=library):
         found = causal_attention(*given, 0.3, window)
@@ -46,8 +46,10 @@ def test_it_is_the_formula_and_has_its_gradients(heads, groups, length, window, 
 @pytest.mark.parametrize("library", ["bf16", "fp32"])
 def test_in_bf16_only_the_result_is_rounded(library):
     torch.manual_seed(0)
-    query, key, value = (each.bfloat16() for each in (12 * torch.randn(1, 2, 200, 8), *torch.randn(2, 1, 1, 200, 8)))
-    given = [each.requires_grad_() for each in (query, key, value)]
+    query, key, value = (
+        tensor.bfloat16() for tensor in (12 * torch.randn(1, 2, 200, 8), *torch.randn(2, 1, 1, 200, 8))
+    )
+    given = [tensor.requires_grad_() for tensor in (query, key, value)]
     wanted = expected(*given, 8**-0.5)
     with fast_matmul(nn.Linear(1, 1).bfloat16(), library=library):
         found = causal_attention(*given)

@@ -23,7 +23,7 @@ SMALL = [(case, pair) for case in (LORA, LINEAR, "ValueResidualConfig()") for pa
 LARGE = [(c, pair) for c in peft_catalogue.CASES for pair in peft_catalogue.PAIRS if (c, pair) not in SMALL]
 
 
-@pytest.mark.parametrize(("case", "pair"), [*SMALL, *(pytest.param(*each, marks=pytest.mark.slow) for each in LARGE)])
+@pytest.mark.parametrize(("case", "pair"), [*SMALL, *(pytest.param(*case, marks=pytest.mark.slow) for case in LARGE)])
 def test_features_go_together(case, pair):
     """A method does beside other features what it does alone, and in this LoRA is wrong in two ways."""
     found = {name: peft_catalogue.outcome(case, pair, name) for name in peft_catalogue.beside(pair)}
@@ -49,7 +49,7 @@ def test_the_page_lists_what_is_tried_and_nothing_that_is_not():
 
 
 def test_a_method_of_ones_own_gets_it_unasked(monkeypatch):
-    monkeypatch.setattr(run, "PROMISES", [each for each in run.PROMISES if each[1] is catalogue.peft_calls])
+    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[1] is catalogue.peft_calls])
     with forgotten():
         (verdict,) = hfpatch.check(make_model("llama"), defined(method="mine")()).verdicts
     assert (verdict.promise, verdict.holds) == ("PEFT's features", True)

@@ -25,7 +25,7 @@ def quick(monkeypatch):
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="eager"))
     tested = (PADDING, CACHE, CHECKPOINTS, COMPILE, CAUSAL)
-    monkeypatch.setattr(run, "PROMISES", [each for each in run.PROMISES if each[0] in tested])
+    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] in tested])
 
 
 class Amplifier(nn.Module):
@@ -41,7 +41,7 @@ class Amplifier(nn.Module):
 
 
 def failures(model, config=None):
-    return {each.promise: each.seen for each in hfpatch.check(model, config).verdicts if not each.holds}
+    return {verdict.promise: verdict.seen for verdict in hfpatch.check(model, config).verdicts if not verdict.holds}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -124,7 +124,7 @@ def test_rounding_of_an_ill_conditioned_model_is_none_of_the_patch_s(monkeypatch
     """SmolLM2-135M with a pre-projection of random values differs by 1.3e-4 between two of a processor's kernels."""
     report = hfpatch.check(ill_conditioned())
     assert report.passed, str(report)
-    (seen,) = [each.seen for each in report.verdicts if each.promise == PADDING]
+    (seen,) = [verdict.seen for verdict in report.verdicts if verdict.promise == PADDING]
     assert "the model itself" not in seen
     assert float(seen.split()[2].rstrip(";")) > 1e-4
 

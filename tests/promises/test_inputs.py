@@ -101,7 +101,7 @@ def made(kind):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     slow = ("torch.compile", "PEFT's features")
-    monkeypatch.setattr(run, "PROMISES", [each for each in ALL if each[0] not in slow])
+    monkeypatch.setattr(run, "PROMISES", [entry for entry in ALL if entry[0] not in slow])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_the_promises_hold_on_models_of_every_kind(kind, method):
     report = hfpatch.check(made(kind), replace(method, target_modules=target))
     assert report.passed, str(report)
     assert report.changed == changed
-    seen = {each.promise: each.seen for each in report.verdicts}
+    seen = {verdict.promise: verdict.seen for verdict in report.verdicts}
     assert {name for name in (CAUSAL, CACHE, PADDING) if seen[name].startswith("does not apply")} == absent
 
 
@@ -171,20 +171,20 @@ def test_layers_left_out_at_random_are_no_missing_gradients():
         assert model.config.layerdrop == 0
         assert not model.config.apply_spec_augment
     assert (model.config.layerdrop, model.config.apply_spec_augment) == (0.999, True)
-    (verdict,) = [each for each in hfpatch.check(model, SKIP).verdicts if each.promise == REACHED]
+    (verdict,) = [verdict for verdict in hfpatch.check(model, SKIP).verdicts if verdict.promise == REACHED]
     assert verdict.holds, verdict.seen
 
 
 def test_an_attention_that_the_model_does_not_read_needs_no_gradient():
     """Llava reads its vision tower before the last block."""
     report = hfpatch.check(made("image tower"), replace(SKIP, target_modules=VISION))
-    (seen,) = [each.seen for each in report.verdicts if each.promise == REACHED]
+    (seen,) = [verdict.seen for verdict in report.verdicts if verdict.promise == REACHED]
     assert "3 of 6 added tensors" in seen
     assert "nothing reads model.vision_tower.encoder.layers.1.self_attn" in seen
 
 
 def broken(model, config, **options):
-    return {each.promise for each in hfpatch.check(model, config, **options).verdicts if not each.holds}
+    return {verdict.promise for verdict in hfpatch.check(model, config, **options).verdicts if not verdict.holds}
 
 
 @pytest.mark.parametrize("kind", ["decoder", "speech to text", "image and text"])
@@ -213,7 +213,7 @@ def test_given_inputs_are_used(monkeypatch):
     model.register_forward_pre_hook(lambda module, args, kwargs: used.append(kwargs["pixel_values"]), with_kwargs=True)
     pixels = torch.randn(3, 3, 16, 16)
     assert hfpatch.check(model, inputs={"pixel_values": pixels}).passed
-    assert all(each is pixels for each in used)
+    assert all(tensor is pixels for tensor in used)
     with pytest.raises(HfpatchError, match=r"ViTModel does not take them: .*image size"):
         hfpatch.check(model, inputs={"pixel_values": torch.randn(1, 3, 8, 8)})
 

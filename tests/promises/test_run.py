@@ -103,7 +103,7 @@ def test_a_base_that_is_changed_is_seen(monkeypatch):
 
     monkeypatch.setattr(behaviour, "patch", careless)
     monkeypatch.setattr("hfpatch.promises.common.patch", careless)
-    broken = {each.promise for each in hfpatch.check(make_model("llama")).verdicts if not each.holds}
+    broken = {verdict.promise for verdict in hfpatch.check(make_model("llama")).verdicts if not verdict.holds}
     assert {"no-op at init", "unpatch restores, base never changes"} <= broken
 
 

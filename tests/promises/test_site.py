@@ -159,7 +159,7 @@ def test_a_projection_that_does_not_read_the_hidden_state_once_is_seen(kind, say
     for layer in model.model.layers:
         layer.self_attn.__class__ = kind
     declare("llama")  # read in its source, it would be refused
-    monkeypatch.setattr(run, "PROMISES", [each for each in run.PROMISES if each[0] == COLUMNS])
+    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] == COLUMNS])
     (verdict,) = hfpatch.check(model, config).verdicts
     assert not verdict.holds
     assert verdict.seen.startswith(says)
@@ -302,7 +302,7 @@ def test_one_wrong_site_is_seen_wherever_it_is(change, case, config, promise, bl
 
     model = three_blocks(case)
     monkeypatch.setattr(discovery, "read_site", wrong)
-    monkeypatch.setattr(run, "PROMISES", [each for each in run.PROMISES if each[0] == promise])
+    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] == promise])
     assert failures(model, config) == {promise}
 
 

@@ -63,7 +63,7 @@ def test_the_towers_do_not_change_the_draws_of_the_language_model():
     tensors = tensors_of(both, "preproj", "pre_projection")
     for path, own in tensors_of(alone, "preproj", "pre_projection").items():
         assert torch.equal(own["up"], tensors[path]["up"])
-    assert len({tuple(each["up"].flatten()[:4].tolist()) for each in tensors.values()}) == 4
+    assert len({tuple(parts["up"].flatten()[:4].tolist()) for parts in tensors.values()}) == 4
 
 
 def test_cross_attention_is_no_target():

@@ -55,7 +55,7 @@ def test_another_missing_package_is_no_mistake_of_the_user():
 def test_the_packages_are_those_of_the_extra():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    extra = {Requirement(each).name.replace("-", "_") for each in settings["project"]["optional-dependencies"]["lab"]}
+    extra = {Requirement(line).name.replace("-", "_") for line in settings["project"]["optional-dependencies"]["lab"]}
     assert extra == lazy.LAB_PACKAGES
 
 

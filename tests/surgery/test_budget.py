@@ -211,7 +211,7 @@ def test_the_solver_equals_brute_force(case):
     size, middle = SIZES[case.partition(",")[0]], len(counts) // 2
     for budget in {1, counts[0] + 1, (counts[middle] + counts[middle - 1]) // 2, counts[middle] + 1}:
         value, count = match_size(small_model(), size, OPTIONS.get(case, {}), lambda v: build(case, v), budget=budget)
-        assert abs(count - budget) == min(abs(each - budget) for each in counts)
+        assert abs(count - budget) == min(abs(possible - budget) for possible in counts)
         assert count == count_added(small_model(), [build(case, value)])
 
 

@@ -84,7 +84,7 @@ def test_the_last_ones_that_were_read_are_kept(file, read, tmp_path, monkeypatch
     for seed in range(3):
         write_gguf(tmp_path / f"{seed}.gguf", "llama", "Q4_1", seed=seed)
         load_base(tmp_path / f"{seed}.gguf")
-        for age, folder in enumerate(sorted(cache_folder("gguf").iterdir(), key=lambda each: each.stat().st_mtime)):
+        for age, folder in enumerate(sorted(cache_folder("gguf").iterdir(), key=lambda path: path.stat().st_mtime)):
             os.utime(folder, (age, age))
     read.clear()
     for seed in (1, 2, 0):

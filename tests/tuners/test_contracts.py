@@ -180,9 +180,9 @@ def test_a_patched_model_and_a_configuration_are_copied_pickled_and_saved(tmp_pa
     torch.save(model, tmp_path / "model.pt")
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(tmp_path / "model.pt", weights_only=False)]  # noqa: E501  # fmt: skip
     hfpatch.unpatch(model)
-    for each in copies:
-        assert torch.equal(logits_of(each, make_tokens()), expected)
-        assert each.peft_config["mine"].rank == 3
+    for copied in copies:
+        assert torch.equal(logits_of(copied, make_tokens()), expected)
+        assert copied.peft_config["mine"].rank == 3
     assert pickle.loads(pickle.dumps(method(rank=4))) == method(rank=4)
     assert dataclasses.replace(method(rank=4), seed=1).rank == 4
 

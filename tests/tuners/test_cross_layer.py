@@ -117,7 +117,7 @@ def test_calls_inside_and_between_other_calls():
     def call(module, args, output):
         if not inside:
             inside.append(True)
-            inside.extend(logits_of(each, make_tokens(3, 4, seed=2)) for each in (model, other))
+            inside.extend(logits_of(called, make_tokens(3, 4, seed=2)) for called in (model, other))
 
     handle = model.model.layers[1].self_attn.register_forward_hook(call)
     assert torch.equal(logits_of(model, tokens), expected)

@@ -21,11 +21,6 @@ class Attention(nn.Module):
 NAMES = argument_names(Attention())
 
 
-@pytest.mark.parametrize(("args", "kwargs"), [((X,), {}), ((), {"hidden_states": X}), ((X, OTHER), {"mask": None})])
-def test_hidden_argument(args, kwargs):
-    assert hidden_argument(args, kwargs) is X
-
-
 def test_replace_by_position_by_keyword_and_everywhere():
     assert replace_hidden(NAMES, (X, OTHER), {"mask": None}, NEW) == ((NEW, OTHER), {"mask": None})
     assert replace_hidden(NAMES, (), {"hidden_states": X, "mask": 1}, NEW) == ((), {"hidden_states": NEW, "mask": 1})

@@ -77,9 +77,9 @@ def test_one_kind_is_not_merged_under_another():
 
 def test_merged_adapters_are_not_unpatched_folded_or_deleted():
     model = hfpatch.patch(make_model("llama"), LINEAR["lora"]())
-    for each in model.modules():
-        if isinstance(each, hfpatch.tuners.MethodLayer):
-            each.merge()
+    for module in model.modules():
+        if isinstance(module, hfpatch.tuners.MethodLayer):
+            module.merge()
     for call in (hfpatch.unpatch, hfpatch.fold):
         with pytest.raises(HfpatchError, match=r"is merged .*; call unmerge_adapter\(\) first"):
             call(model)

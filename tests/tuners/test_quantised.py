@@ -56,8 +56,8 @@ def test_an_evaluation_before_a_step_leaves_its_gradients(name, quantised):
     base = quantised()
     expected = hfpatch.patch(plain(base), METHODS[name])
     model = hfpatch.patch(base, METHODS[name])
-    for each in (expected, model):
-        perturb(each, std=0.1)
+    for patched in (expected, model):
+        perturb(patched, std=0.1)
     with torch.no_grad():
         model.eval()(make_tokens())
     found = gradients(model.train(), make_tokens())

@@ -62,7 +62,7 @@ def watching(model):
 def test_two_threads_in_step(case):
     """Both are between the same two modules at the same time, whatever those are."""
     model, tokens = patched(case).requires_grad_(False), [make_tokens(2, 7, seed=seed) for seed in (0, 1)]
-    expected = [logits_of(model, each) for each in tokens]
+    expected = [logits_of(model, batch) for batch in tokens]
     assert all(map(torch.equal, in_step(model, tokens), expected))
 
 

@@ -107,10 +107,10 @@ def test_a_model_built_on_the_meta_device_takes_its_weights_later():
 def compiled_agrees(case, backend):
     """Compare on the first block alone: tracing takes seconds a block, and all are alike."""
     model, base, tokens = patched(case, std=0.2), make_model(case), make_tokens()
-    for each in (model, base):
-        blocks = each.get_submodule(find_sites(each)[0].path.partition(".0.")[0])
+    for whole in (model, base):
+        blocks = whole.get_submodule(find_sites(whole)[0].path.partition(".0.")[0])
         del blocks[1:]
-        each.config.num_hidden_layers = 1
+        whole.config.num_hidden_layers = 1
     with torch.no_grad():
         eager = model(tokens, labels=tokens, use_cache=False).loss
         torch.compiler.reset()
@@ -119,7 +119,7 @@ def compiled_agrees(case, backend):
             warnings.simplefilter("always")
             loss = torch.compile(model, backend=backend)(tokens, labels=tokens, use_cache=False).loss
     torch.compiler.reset()
-    assert not [str(each.message) for each in said if "hfpatch" in str(each.message)]
+    assert not [str(warning.message) for warning in said if "hfpatch" in str(warning.message)]
     assert hooks_act_as_registered(model)
     torch.testing.assert_close(loss, eager, rtol=1e-5, atol=1e-5)
     assert abs(base(tokens, labels=tokens, use_cache=False).loss - loss) > 1e-4

@@ -196,7 +196,7 @@ def test_preferences_and_rewards_start_at_the_reference(name, tmp_path):
     )
     rewards = GRPOTrainer(
         make_model("llama"),
-        reward_funcs=lambda completions, **_: [float(len(each)) for each in completions],
+        reward_funcs=lambda completions, **_: [float(len(completion)) for completion in completions],
         args=GRPOConfig(str(tmp_path), beta=0.1, num_generations=4, max_completion_length=6, **options),
         train_dataset=Dataset.from_list(rows).select_columns(["prompt"]),
         **shared,
