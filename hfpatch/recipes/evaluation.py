@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from hfpatch.recipes.strict import SEED_LIMIT, ExpandedPath, Section, check_among
+from hfpatch.recipes.strict import ExpandedPath, Section, Seed, check_among
 
 
 def _limit(value: float) -> float:
@@ -80,7 +80,7 @@ class EvaluationSettings(Section):
     """With a chat template: few-shot examples are turns of the conversation, not one message; None is true."""
     gen_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of text generation that replace those of the tasks, such as ``{temperature: 0.8, do_sample: true}``."""
-    seed: tuple[int | None, int | None, int | None, int] | None = None
+    seed: tuple[Seed | None, Seed | None, Seed | None, Seed] | None = None
     """The seeds of Python's, NumPy's and torch's random numbers, null to leave one as it is, and that of few-shot
     examples; None leaves all as they are, with 1234 for few-shot examples."""
     confirm_run_unsafe_code: bool = False
@@ -89,9 +89,6 @@ class EvaluationSettings(Section):
     @model_validator(mode="after")
     def _no_contradiction(self) -> EvaluationSettings:
         check_among("cluster", self.cluster, [*self.tasks], "tasks")
-        for seed in self.seed or ():
-            if seed is not None and not 0 <= seed < SEED_LIMIT:
-                raise ValueError(f"seed contains {seed}; must be from 0 to 2**32 - 1")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise ValueError("fewshot_as_multiturn: needs apply_chat_template, whose turns the examples become")
         return self

@@ -7,26 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.compared import ComparedRecipe, NamedRecipe
 from hfpatch.recipes.data import DataSettings, check_overlap
 from hfpatch.recipes.questions import HELD_OUT, MARGINS, Asked, QuestionSettings
-from hfpatch.recipes.strict import (
-    SEED_LIMIT,
-    PathText,
-    Section,
-    check_names,
-    explain,
-    find_recipe,
-    load_as,
-    read_yaml,
-)
+from hfpatch.recipes.strict import PathText, Section, Seed, check_names, explain, find_recipe, load_as, read_yaml
 from hfpatch.recipes.training import PretrainSettings, StudySettings, check_decay, check_held_out
 from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, point_name, refuse_rate, trial_changes
 
-_SEED = Annotated[NonNegativeInt, Field(lt=SEED_LIMIT)]
 _SHARED = ("steps", "epochs", "batch_size")
 
 
@@ -62,7 +52,7 @@ class PretrainRecipe(_Pretraining):
 
     evaluation_data: DataSettings | None = None
     """Text whose loss is measured: its held-out documents, or else all of it; None takes those held out of ``data``."""
-    seed: _SEED = 0
+    seed: Seed = 0
     """Fixes initialisation and batch plan."""
 
     @model_validator(mode="after")

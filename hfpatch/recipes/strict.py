@@ -22,8 +22,6 @@ AnySection = TypeVar("AnySection", bound="Section")
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
-SEED_LIMIT = 2**32
-"""Seeds are below it, as NumPy's must be."""
 MOST_SEEDS = 1000
 """Of a recipe, and of what is planned for one."""
 RATES = ("lr", "learning_rate")
@@ -59,9 +57,10 @@ def _listed(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-_Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
-_Seeds = Annotated[int, Field(ge=1, le=MOST_SEEDS)] | Annotated[list[_Seed], Field(min_length=1)]
-Seeds = Annotated[tuple[_Seed, ...], Field(min_length=1), BeforeValidator(_listed, json_schema_input_type=_Seeds)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+"""A seed, as NumPy takes them."""
+_Seeds = Annotated[int, Field(ge=1, le=MOST_SEEDS)] | Annotated[list[Seed], Field(min_length=1)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), BeforeValidator(_listed, json_schema_input_type=_Seeds)]
 """Seeds, or their number."""
 PathText = Annotated[str, AfterValidator(expand)]
 """A path, or a name that may be one; environment variables are replaced as the recipe is read."""

@@ -16,16 +16,7 @@ from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.results.frontier import Frontier
 from hfpatch.results.layout import Method, Run, Study
 from hfpatch.results.low_noise import BITS_PER_BYTE
-from hfpatch.results.parts import (
-    NATS_PER_TOKEN,
-    SCHEMA,
-    Comparison,
-    Task,
-    TaskResult,
-    Values,
-    task_results,
-    with_names,
-)
+from hfpatch.results.parts import NATS_PER_TOKEN, SCHEMA, Comparison, Task, TaskResult, Values, task_results, with_names
 from hfpatch.results.retention import RETENTION, KeptAnswers, Retention
 from hfpatch.results.tables import Record, Tabular, pair_records, score_records
 from hfpatch.results.tuning import Tuning

@@ -62,7 +62,7 @@ MODEL = ("--model", "tinyworld/gpt2")
         ((*MODEL, "--limit", "tinyworld_cloze=-1"), "--limit tinyworld_cloze=-1: must be above 0"),
         ((*MODEL, "--limit", "1.5"), "limit: must be a whole number of documents, or a share of them"),
         ((*MODEL, "--limit", "tinyworld_clze=5"), "not among --tasks (did you mean 'tinyworld_cloze'?)"),
-        ((*MODEL, "evaluation.seed=[4294967296, 0, 0, 0]"), "seed contains 4294967296; must be from 0 to 2**32 - 1"),
+        ((*MODEL, "evaluation.seed=[4294967296, 0, 0, 0]"), "seed.0 is 4294967296; must be less than 4294967296"),
         ((*MODEL, "evaluation.fewshot_as_multiturn=true"), "fewshot_as_multiturn: needs apply_chat_template"),
         ((*MODEL, "--device", "gpu"), "--device gpu: must be cpu, cuda"),
         ((*MODEL, "--device", "npu:7"), "device npu:7: not available here ("),
