@@ -1,12 +1,14 @@
 """CPU seconds of processes: `hfpatch train` and `hfpatch compare` of next to nothing, over minimal scripts.
 
     python benchmarks/start.py --rounds 5 --json start.json
+    python benchmarks/start.py --only "hfpatch compare --jobs 2 to units" --rounds 3 [--checkout OTHER] --json jobs.json
     python benchmarks/start.py --gguf FILE.gguf --data-dir DATA --rounds 3 --json start-gguf.json
     python benchmarks/start.py --gguf FILE.gguf --data-dir DATA --rounds 3 --checkout OTHER --json start-before.json
 
 The scripts do what the commands cannot do without: build the same model class with transformers, put a PEFT adapter in
 it and do two training steps; for the whole of `compare` they also import lm-eval's evaluator and model class, and
-matplotlib. Up to its first training step, `compare` is measured over the script that trains, too. The processes take
+matplotlib. Up to its first training step, `compare` is measured over the script that trains, too; with two jobs up to
+the first unit of each worker, with all its processes. The processes take
 turns, the first round warms the caches up, and the smallest time of each counts, as whatever else runs on the machine
 only adds to them. With ``--gguf`` it is ``eval`` of one document by a GGUF file, dequantised and then kept, and by the
 model that was kept, and ``compare`` of two jobs. ``--checkout`` measures the package of another commit.
@@ -52,13 +54,33 @@ from hfpatch.training.records import MetricsFile
 MetricsFile.append = lambda *_: os._exit(0)
 main(sys.argv[1:])
 """
+FIRST_UNITS = """
+import os, sys
+from contextlib import nullcontext
+import hfpatch.cli.progress, psutil
+from hfpatch.__main__ import main
+from hfpatch.runs import Progress
+class Placed(Progress):
+    nodes = set()
+    def placed(self, run, action, node):
+        self.nodes.add(node)
+        if len(self.nodes) == 2:
+            processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+            print(sum(sum(process.cpu_times()[:4]) for process in processes), flush=True)
+            for process in reversed(processes):
+                process.kill()
+hfpatch.cli.progress.choose_progress = lambda **_: nullcontext(Placed())
+main(sys.argv[1:])
+"""
 SMALL = ["training.steps=2", "training.warmup_steps=1", "training.seeds=[0]", "evaluation.limit=1"]
+TO_UNITS = "hfpatch compare --jobs 2 to units"
 COMMANDS = {
     "minimal training script": ["-c", TRAIN],
     "hfpatch train": ["-m", "hfpatch", "train", "quickstart", "--method", "pre_projection", *SMALL],
     "minimal comparison script": ["-c", COMPARE],
     "hfpatch compare": ["-m", "hfpatch", "compare", "quickstart", *SMALL],
     "hfpatch compare to a step": ["-c", FIRST_STEP, "compare", "quickstart", *SMALL],
+    TO_UNITS: ["-c", FIRST_UNITS, "compare", "quickstart", *SMALL, "--jobs", "2"],
 }
 DEQUANTISED, KEPT, JOBS = "hfpatch eval, dequantised", "hfpatch eval, kept", "hfpatch compare --jobs 2"
 PEERS = {
@@ -94,7 +116,7 @@ def main() -> None:
     best = {name: min(taken[1:]) for name, taken in seconds.items()}
     ratios = {name: best[name] / best[peer] for name, peer in PEERS.items() if {name, peer} <= best.keys()}
     for name, value in best.items():
-        print(f"{name:<28}{value:>7.2f} s" + (f" {ratios[name]:>6.2f} x {PEERS[name]}" if name in ratios else ""))
+        print(f"{name:<34}{value:>7.2f} s" + (f" {ratios[name]:>6.2f} x {PEERS[name]}" if name in ratios else ""))
     if arguments.json:
         report = {"seconds": {name: taken[1:] for name, taken in seconds.items()}, "ratios": ratios}
         write_json(arguments.json, {**report, "provenance": provenance(clock)})
@@ -110,6 +132,8 @@ def cpu_seconds(name: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(words, env={**os.environ, **cache}, cwd=folder, capture_output=True, text=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if name == TO_UNITS:  # whose processes it has counted and killed
+        return float(done.stdout.split()[-1])
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime

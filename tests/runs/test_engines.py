@@ -137,7 +137,7 @@ def test_which_gpus_processes_share(options, expected, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(processes, "WorkerProcess", lambda folder, job, seat, env: env["CUDA_VISIBLE_DEVICES"])
+    monkeypatch.setattr(processes, "WorkerProcess", lambda folder, task, env: env["CUDA_VISIBLE_DEVICES"])
     with ExitStack() as stack:
         workers = processes.Processes(EngineSettings(**{"jobs": 4, **options}), stack)
         assert [workers.start(None, slot, slot) for slot in range(workers.most)] == expected
@@ -153,9 +153,60 @@ def test_how_a_worker_ended(ends, reason, tmp_path, monkeypatch):
     (tmp_path / "python").write_text(f"#!/bin/sh\n{ends}\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    worker = processes.WorkerProcess(tmp_path / "worker", SimpleNamespace(settings=EngineSettings(jobs=1)), 0)
+    worker = processes.WorkerProcess(tmp_path / "worker", None)
     worker.wait()
     assert worker.ended() == reason
+
+
+FORKS = """
+import os, sys, time
+from hfpatch.runs.engines.forking import fork_workers
+folder = fork_workers()
+import json, torch
+from accelerate import PartialState
+tasks = f"/proc/{os.getppid()}/task"
+threads = [open(f"{tasks}/{thread}/comm").read() for thread in os.listdir(tasks)]
+clean = not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork() and not PartialState._shared_state
+torch.set_num_threads(2)
+torch.manual_seed(0)
+x = torch.randn(600, 600, requires_grad=True)
+(x @ x).square().mean().backward()
+values = {"clean": clean, "threads": threads.count("python\\n"), "session": os.getsid(0) == os.getpid()}
+values |= {"product": (x.detach().numpy() @ x.detach().numpy()).tobytes().hex()[:99], "gradient": x.grad.sum().item()}
+(folder / "values").write_text(json.dumps(values))
+print("done", flush=True)
+if folder.name == "1":
+    os.kill(os.getpid(), 9)
+sys.exit(int(folder.name))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+def test_forked_workers_compute_as_new_processes_do(tmp_path):
+    folders = [tmp_path / str(number) for number in range(4)]
+    for folder in folders:
+        folder.mkdir()
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS],
+        input="".join(f"{folder}\n" for folder in folders),
+        text=True,
+        env=env,
+        timeout=200,
+    )
+    assert done.returncode == 0
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    x = torch.randn(600, 600, requires_grad=True)
+    (x @ x).square().mean().backward()
+    torch.set_num_threads(1)
+    expected = {"clean": True, "threads": 1, "session": True, "gradient": x.grad.sum().item()}
+    expected["product"] = (x.detach().numpy() @ x.detach().numpy()).tobytes().hex()[:99]
+    for folder in folders:
+        assert read_json(folder / "values") == expected
+        assert (folder / "output").read_text() == "done\n"
+    assert [(folder / "code").read_text() for folder in folders] == ["0", "-9", "2", "3"]
 
 
 def test_a_unit_begun_on_another_machine_in_the_last_moment_is_left_unlocked(tmp_path):
@@ -336,6 +387,25 @@ def test_a_unit_that_ends_its_workers_is_tried_three_times_and_costs_no_other(st
     assert log.reasons == [("one · seed 0", "exit code -9")] * 2
     assert [run for run, _, _ in log.nodes] == ["one · seed 0"] * 3 + ["two · seed 0"] * 2
     assert list(log.done) == ["two · seed 0"]
+
+
+class KillParent(Kill):
+    """Kills the process that forks workers in place of the worker."""
+
+    def placed(self, run, action, node):
+        Log.placed(self, run, action, node)
+        if run == self.run and self.times:
+            self.times -= 1
+            psutil.Process(int(node.rpartition(":")[2])).parent().kill()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+def test_a_run_goes_on_after_the_process_that_forks_workers_was_killed(study, straight_study, tmp_path):
+    log = KillParent("one · seed 0", times=1)
+    pretrain_study(study, tmp_path / "out", engine=EngineSettings(jobs=1), progress=log)
+    assert log.reasons == [("one · seed 0", "exit code -9")]
+    assert_equal(tmp_path / "out", straight_study)
 
 
 @pytest.fixture(scope="module")

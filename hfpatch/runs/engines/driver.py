@@ -13,13 +13,13 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
-from hfpatch.runs.engines.processes import Processes, WorkerProcess
+from hfpatch.runs.engines.processes import Processes
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.work import OPEN, PAUSE_S, Job, pause
 from hfpatch.runs.locks import STALE_S, hold, new_holder, remove_lost
@@ -30,7 +30,10 @@ from hfpatch.training.interruption import Terminated, watch_sigterm
 from hfpatch.training.processes import CPU_ONLY, start_processes
 
 if TYPE_CHECKING:
+    from hfpatch.runs.engines.processes import ForkedWorker, WorkerProcess
     from hfpatch.runs.engines.ray import RayTasks, Task
+
+    Worker: TypeAlias = WorkerProcess | ForkedWorker | Task
 
 QUEUE = ".queue"
 TRIES = 3
@@ -136,7 +139,7 @@ class _Dispatch:
         self.failures: list[str] = []
         self.entries: dict[int, Entry] = {}  # of the units in the queue, as they were last read
         self.seats = itertools.count()
-        self.started: dict[int, tuple[int, WorkerProcess | Task]] = {}  # workers and their slots, by their seats
+        self.started: dict[int, tuple[int, Worker]] = {}  # workers and their slots, by their seats
         self.reasons: dict[int, str] = {}  # how workers ended, by their seats
         self.last_used = -1  # the last seat whose worker has begun a unit
         self.waiting_since = time.monotonic()

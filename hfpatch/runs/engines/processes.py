@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import IO, cast
 
 import torch
+from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
+from hfpatch.runs.engines.forking import CODE, OUTPUT, PID
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.engines.work import Job
+from hfpatch.runs.engines.work import TASK, Job
 from hfpatch.support.cpu import count_cores
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -27,37 +31,70 @@ class WorkerProcess(subprocess.Popen[bytes]):
 
     It finds the modules that this process finds. (Python before 3.11 adds the working directory.) Where processes share
     runs, torchrun starts them or, with a configuration, which FSDP2 and DeepSpeed need, accelerate. A new ``folder`` is
-    for the job and for what the worker prints.
+    for the task, a job and the worker's seat, and for what the worker prints. Without a task it forks workers.
     """
 
-    def __init__(self, folder: Path, job: Job, seat: int, env: Mapping[str, str] = os.environ) -> None:
-        self.folder, settings, launcher = folder, job.settings, list[str]()
-        if settings.launch_config is not None:
-            launcher = ["accelerate.commands.launch", "--config_file", settings.launch_config]
-            launcher += ["--num_processes", str(settings.processes), "--main_process_port", "0", "-m"]
-        elif settings.processes > 1:
-            launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(settings.processes), "-m"]
+    def __init__(self, folder: Path, task: tuple[Job, int] | None, env: Mapping[str, str] = os.environ) -> None:
+        self.folder, words = folder, ["hfpatch.runs.engines.forking"]
         folder.mkdir()
-        (folder / "task").write_bytes(pickle.dumps((job, seat)))
-        command = [sys.executable, "-m", *launcher, "hfpatch.runs.engines.work", str(folder)]
+        if task is not None:
+            (folder / TASK).write_bytes(pickle.dumps(task))
+            words, settings = ["hfpatch.runs.engines.work"], task[0].settings
+            count = str(settings.processes)
+            if settings.launch_config is not None:
+                launcher = ["accelerate.commands.launch", "--config_file", settings.launch_config]
+                words = [*launcher, "--num_processes", count, "--main_process_port", "0", "-m", *words]
+            elif settings.processes > 1:
+                words = ["torch.distributed.run", "--standalone", "--nproc-per-node", count, "-m", *words]
         env = {**env, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        with (folder / "output").open("wb") as output:
+        with (folder / OUTPUT).open("wb") as output:
             super().__init__(
-                command, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                [sys.executable, "-m", *words, str(folder)],
+                bufsize=0,
+                env=env,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL if task else subprocess.PIPE,
+                stdout=output,
+                stderr=output,
             )
 
     def ended(self) -> str | None:
         """Return the exit code and, unless a signal ended it, what it printed last; None while it has not ended."""
-        if (code := self.poll()) is None:
-            return None
-        lines = (self.folder / "output").read_text(encoding="utf-8", errors="replace").splitlines()
-        last = [line.strip() for line in lines if code > 0 and any(map(str.isalnum, line))][-1:]
-        return ": ".join([f"exit code {code}", *last])
+        return None if (code := self.poll()) is None else _described(code, self.folder)
 
     def end(self) -> None:
         """End it at once; without effect if it has ended."""
         self.kill()
         self.wait()
+
+
+class ForkedWorker:
+    """A worker forked by ``parent``, a `WorkerProcess` without a task, with which it ends."""
+
+    def __init__(self, folder: Path, task: tuple[Job, int], parent: WorkerProcess) -> None:
+        self.folder, self.parent = folder, parent
+        folder.mkdir()
+        (folder / TASK).write_bytes(pickle.dumps(task))
+        with suppress(BrokenPipeError):  # it has ended
+            cast("IO[bytes]", parent.stdin).write(os.fsencode(folder) + b"\n")
+
+    def ended(self) -> str | None:
+        """Return how it has ended, as a `WorkerProcess` does."""
+        with suppress(OSError, ValueError):  # while its code is not there
+            return _described(int((self.folder / CODE).read_text()), self.folder)
+        return self.parent.ended()
+
+    def end(self) -> None:
+        """End it at once; without effect if it has ended, or is not there yet and will find the queue closed."""
+        with suppress(OSError, ValueError):
+            if self.ended() is None:
+                os.kill(int((self.folder / PID).read_text()), signal.SIGKILL)
+
+
+def _described(code: int, folder: Path) -> str:
+    lines = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
+    last = [line.strip() for line in lines if code > 0 and any(map(str.isalnum, line))][-1:]
+    return ": ".join([f"exit code {code}", *last])
 
 
 class Processes:
@@ -87,10 +124,22 @@ class Processes:
         share = min(cpus or max(1, count_cores() // jobs), torch.get_num_threads())
         self.threads = max(1, share // settings.processes)  # of each process
         share = self.threads * settings.processes
+        # CUDA cannot be used by a process whose parent has counted devices before it forked, which importing
+        # bitsandbytes does; macOS's libraries do not survive a fork
+        self._forks = sys.platform == "linux" and settings.processes == 1 and PartialState().device.type == "cpu"
+        self._parents: list[WorkerProcess] = []
+        if self._forks:
+            self._start_parent()  # it imports while this process loads the base
+            stack.callback(self._end_parents)
         self.description = f"{jobs} runs at a time, each on {share} thread{'s' * (share > 1)} of this machine"
 
-    def start(self, job: Job, seat: int, slot: int) -> WorkerProcess:
+    def start(self, job: Job, seat: int, slot: int) -> WorkerProcess | ForkedWorker:
         """Start a worker in one of `most` slots, which decides its GPUs."""
+        folder = self._folder / str(seat)
+        if self._forks:
+            if self._parents[-1].poll() is not None:
+                self._start_parent()
+            return ForkedWorker(folder, (job, seat), self._parents[-1])
         environment, gpus = dict(self._environment), self.settings.gpus_per_run
         first, count = slot * int(gpus or 0), int(gpus or 0)
         if gpus is None or 0 < gpus < 1:  # one GPU, which several may share
@@ -98,7 +147,18 @@ class Processes:
             first, count = slot // sharing % max(1, len(self._devices)), 1
         if self._devices:
             environment[VISIBLE] = ",".join(self._devices[first : first + count])
-        return WorkerProcess(self._folder / str(seat), job, seat, environment)
+        return WorkerProcess(folder, (job, seat), environment)
+
+    def _start_parent(self) -> None:
+        """Start a process that forks workers."""
+        self._parents.append(WorkerProcess(self._folder / f"parent-{len(self._parents)}", None, self._environment))
+
+    def _end_parents(self) -> None:
+        """End the processes that fork workers, after their workers, so that none is left."""
+        for parent in self._parents:
+            cast("IO[bytes]", parent.stdin).close()
+            parent.terminate()
+            parent.wait()
 
 
 def room_on(gpus: int, gpus_per_run: float) -> int:

@@ -149,7 +149,7 @@ def work_there(job: Job, seat: int, versions: Mapping[str, str]) -> str | None:
         work(job, seat)
         return None
     with tempfile.TemporaryDirectory(prefix="hfpatch-") as name:
-        launcher = WorkerProcess(Path(name, "worker"), replace(job, parent=new_holder()), seat)
+        launcher = WorkerProcess(Path(name, "worker"), (replace(job, parent=new_holder()), seat))
         if launcher.wait():
             raise RuntimeError(launcher.ended())
     return None

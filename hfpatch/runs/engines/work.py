@@ -38,6 +38,8 @@ from hfpatch.training.interruption import Terminated, end_when, leave
 from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import DEEPSPEED, FSDP
 
+TASK = "task"
+"""The file in the folder of a worker's process with its job and its number."""
 OPEN = "open"
 """The file in a queue with whose removal its workers end, after saving what they train."""
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
@@ -165,7 +167,12 @@ def pause(begin: float) -> None:
     time.sleep(min(LONGEST_PAUSE_S, max(PAUSE_S, 10 * (time.monotonic() - begin))))
 
 
-if __name__ == "__main__":
+def begin(folder: Path) -> None:
+    """Work on what a new process finds in its folder."""
     tqdm.set_lock(threading.RLock())  # the default is a semaphore, which leaks when the process is killed
     quiet_libraries()
-    work(*pickle.loads(Path(sys.argv[1], "task").read_bytes()))
+    work(*pickle.loads((folder / TASK).read_bytes()))
+
+
+if __name__ == "__main__":
+    begin(Path(sys.argv[1]))
