@@ -12,16 +12,15 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, cast
 
 import torch
-from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.forking import CODE, OUTPUT, PID
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.work import TASK, Job
 from hfpatch.support.cpu import count_cores
+from hfpatch.training.processes import runs_on_cpu
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -75,8 +74,9 @@ class ForkedWorker:
         self.folder, self.parent = folder, parent
         folder.mkdir()
         (folder / TASK).write_bytes(pickle.dumps(task))
+        assert parent.stdin is not None
         with suppress(BrokenPipeError):  # it has ended
-            cast("IO[bytes]", parent.stdin).write(os.fsencode(folder) + b"\n")
+            parent.stdin.write(os.fsencode(folder) + b"\n")
 
     def ended(self) -> str | None:
         """Return how it has ended, as a `WorkerProcess` does."""
@@ -126,20 +126,19 @@ class Processes:
         share = self.threads * settings.processes
         # CUDA cannot be used by a process whose parent has counted devices before it forked, which importing
         # bitsandbytes does; macOS's libraries do not survive a fork
-        self._forks = sys.platform == "linux" and settings.processes == 1 and PartialState().device.type == "cpu"
-        self._parents: list[WorkerProcess] = []
-        if self._forks:
-            self._start_parent()  # it imports while this process loads the base
-            stack.callback(self._end_parents)
+        self._parent: WorkerProcess | None = None
+        if sys.platform == "linux" and settings.processes == 1 and not self._devices and runs_on_cpu():
+            self._parent = WorkerProcess(self._folder / "parent", None)  # it imports while this process loads the base
+            stack.callback(self._end_parent)
         self.description = f"{jobs} runs at a time, each on {share} thread{'s' * (share > 1)} of this machine"
 
     def start(self, job: Job, seat: int, slot: int) -> WorkerProcess | ForkedWorker:
         """Start a worker in one of `most` slots, which decides its GPUs."""
         folder = self._folder / str(seat)
-        if self._forks:
-            if self._parents[-1].poll() is not None:
-                self._start_parent()
-            return ForkedWorker(folder, (job, seat), self._parents[-1])
+        if self._parent is not None:
+            if self._parent.poll() is not None:
+                self._parent = WorkerProcess(self._folder / f"parent-{seat}", None, self._environment)
+            return ForkedWorker(folder, (job, seat), self._parent)
         environment, gpus = dict(self._environment), self.settings.gpus_per_run
         first, count = slot * int(gpus or 0), int(gpus or 0)
         if gpus is None or 0 < gpus < 1:  # one GPU, which several may share
@@ -149,16 +148,11 @@ class Processes:
             environment[VISIBLE] = ",".join(self._devices[first : first + count])
         return WorkerProcess(folder, (job, seat), environment)
 
-    def _start_parent(self) -> None:
-        """Start a process that forks workers."""
-        self._parents.append(WorkerProcess(self._folder / f"parent-{len(self._parents)}", None, self._environment))
-
-    def _end_parents(self) -> None:
-        """End the processes that fork workers, after their workers, so that none is left."""
-        for parent in self._parents:
-            cast("IO[bytes]", parent.stdin).close()
-            parent.terminate()
-            parent.wait()
+    def _end_parent(self) -> None:
+        """End the process that forks workers, after them."""
+        if self._parent is not None:
+            self._parent.terminate()  # ends it while it imports
+            self._parent.communicate()  # ends its input, and waits
 
 
 def room_on(gpus: int, gpus_per_run: float) -> int:
