@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -45,21 +44,14 @@ def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]
     Raises:
         HfpatchError: if a layer has no query and key matrix that read the hidden state (latent attention).
     """
-    return list(head_weights_by_layer(model, patched=patched))
+    return [layer_weights(site, patched=patched) for site in find_sites(model)]
 
 
-def head_weights_by_layer(model: nn.Module, *, patched: bool = True) -> Iterator[HeadWeights]:
-    """Yield the results of :func:`head_weights` layer by layer, with one layer in memory at a time."""
-    for site in find_sites(model):
-        with evaluating(model):
-            weights = layer_weights(site, patched=patched)
-        yield weights
-
-
-def layer_weights(site: AttentionSite, *, patched: bool) -> HeadWeights:
+def layer_weights(site: AttentionSite, *, patched: bool = True) -> HeadWeights:
     """Return the matrices of one layer; see :func:`head_weights`."""
     size = head_size(site)
-    query, key = (split_heads(_matrix(site, target, patched=patched), size) for target in ("query", "key"))
+    with evaluating(site.attention):
+        query, key = (split_heads(_matrix(site, target, patched=patched), size) for target in ("query", "key"))
     if len(query) % len(key):
         raise HfpatchError(f"layer {site.layer}: {len(query)} query heads do not share {len(key)} key heads evenly")
     return HeadWeights(site.layer, query, key)

@@ -34,7 +34,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.nn import MixedProjection
 from hfpatch.sites import AttentionSite, find_sites, submodule, unwrapped
-from hfpatch.support.modes import evaluating, hooked
+from hfpatch.support.modes import hooked
 from hfpatch.tuners.hidden_state import hidden_argument
 from hfpatch.tuners.layer import method_layer
 
@@ -71,8 +71,7 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
     """
     moments = []
     for site in filter(is_nonlinear, find_sites(model)):
-        with evaluating(model):
-            base, without = (layer_weights(site, patched=patched) for patched in (False, True))
+        base, without = (layer_weights(site, patched=patched) for patched in (False, True))
         size, biases = head_size(site), []
         for target in ("query", "key"):
             module, columns = site.projection_module(target), site.projections[target].columns

@@ -12,7 +12,7 @@ from torch import nn
 from hfpatch.analysis.ablation import ablate_layers, document_losses
 from hfpatch.analysis.attention import head_attention
 from hfpatch.analysis.gradients import gradient_norms
-from hfpatch.analysis.heads import head_weights_by_layer, norm_gains
+from hfpatch.analysis.heads import layer_weights, norm_gains
 from hfpatch.analysis.inspection import Inspection, Text
 from hfpatch.analysis.linearised import is_nonlinear, linearise
 from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors, read_run
@@ -141,7 +141,7 @@ def _inspect_base(inspection: Inspection) -> None:
     base, notes = inspection.base, inspection.notes
     with _noted(notes, "Q-K relation"):
         relations, deviations = [], []
-        for layer in head_weights_by_layer(base.model):
+        for layer in map(layer_weights, find_sites(base.model)):  # one at a time in memory
             relations += head_relations(base.model, [layer])
             deviations.append(gauge_deviation(base.model, layer))
         inspection.relations, inspection.gauge = relations, max(deviations, default=None)
@@ -176,8 +176,6 @@ def _inspect_patch(inspection: Inspection, rows: list[list[int]]) -> None:
     missing = {site.layer for site in find_sites(model) if is_nonlinear(site)} - fits.keys()
     if missing:
         notes.append(f"Q-K relation with the patch: not shown for {len(missing)} layers whose query is not linear.")
-    kept = (
-        fits.get(weights.layer, weights) for weights in head_weights_by_layer(model) if weights.layer not in missing
-    )
+    kept = (fits.get(site.layer) or layer_weights(site) for site in find_sites(model) if site.layer not in missing)
     with _noted(notes, "Q-K relation with the patch"):
         inspection.relations_patched = head_relations(model, kept)
