@@ -139,25 +139,25 @@ def load_base(
     given |= {"output_loading_info": True, "revision": revision}
     load = partial(AutoModelForCausalLM.from_pretrained, **given)
     placed = device_map is not None or tensor_parallel is not None or load_in_8bit or load_in_4bit
-    kept = None if gguf is None or placed else dequantised(gguf, dtype)
+    folder = None if gguf is None or placed else dequantised(gguf, dtype)
     read = partial(load, attn_implementation=attn_implementation)
-    found = None if kept is None else read_dequantised(kept, read, hash_weights)
-    if found is not None:
-        model, tokenizer, sha256 = found
-        if tokenizer is None:
-            with loading(f"tokenizer {name!r}", gguf=True):
-                tokenizer = _tokenizer_of(source, file, revision)
-        model.config.name_or_path = tokenizer.name_or_path = source
-        _require_complete(model, name, [], gguf)
-    else:
-        with loading(f"model {name!r}", gguf=gguf is not None):
+    kept = None if folder is None else read_dequantised(folder, read, hash_weights)
+    model, tokenizer, sha256 = kept or (None, None, "")
+    missing: list[str] = []
+    with loading(f"model {name!r}", gguf=gguf is not None):
+        if model is None:
             register_scratch(source)
             model, report = load(source, **{key: value for key, value in options.items() if value is not None})
+            missing = sorted(report["missing_keys"])
+        if tokenizer is None:
             tokenizer = _tokenizer_of(source, file, revision, trust_remote_code=trust_remote_code)
-        _require_complete(model, name, sorted(report["missing_keys"]), gguf)
+    _require_complete(model, name, missing, gguf)
+    if kept is not None:
+        model.config.name_or_path = tokenizer.name_or_path = source
+    else:
         sha256 = hash_weights(model)
-        if kept is not None:
-            keep_dequantised(kept, model, tokenizer, sha256)
+        if folder is not None:
+            keep_dequantised(folder, model, tokenizer, sha256)
     if getattr(model.config, "quantization_config", None) is not None:
         from hfpatch.tuners.quantised import keep_unpacked  # with PEFT, which a plain base does without
 
