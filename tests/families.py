@@ -135,6 +135,20 @@ def gradients(model: torch.nn.Module, tokens: torch.Tensor) -> dict[str, torch.T
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
+def train(model: torch.nn.Module, tokens: torch.Tensor, *, steps: int = 3, lr: float = 0.01) -> list[float]:
+    """Train in training mode, leave evaluation mode, and return the losses."""
+    optimizer, losses = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=lr), []
+    model.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    model.eval()
+    return losses
+
+
 def close(found: torch.Tensor, expected: torch.Tensor, rounding: float = 1e-4) -> bool:
     """Return whether tensors are equal up to rounding, relative to the largest value."""
     return bool((found - expected).abs().max() <= rounding * expected.abs().max())

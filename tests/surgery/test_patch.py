@@ -15,6 +15,7 @@ from families import (
     make_tokens,
     perturb,
     state_of,
+    train,
     unchanged,
 )  # fmt: skip
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, IA3Config, LNTuningConfig, LoraConfig, PrefixTuningConfig, get_peft_model
@@ -80,20 +81,6 @@ def test_every_pair_in_every_order_and_a_stack_on_every_family(case, pair, tmp_p
     assert_as_it_was(fresh, before)
 
 
-def train(model, tokens, steps=3):
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
-    losses = []
-    model.train()
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = model(tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    model.eval()
-    return losses
-
-
 @pytest.mark.parametrize("form", ["preserving", "literal"])
 @pytest.mark.parametrize("case", FAMILIES)
 def test_nonlinear_query_and_lora_give_the_same_in_either_order(case, form):
@@ -107,7 +94,7 @@ def test_nonlinear_query_and_lora_give_the_same_in_either_order(case, form):
         named = {name.replace(".base_layer", ""): p for name, p in model.named_parameters() if p.requires_grad}
         for name in sorted(named):
             named[name].data += 0.2 * torch.randn(named[name].shape, generator=noise)
-        results.append((logits_of(model, tokens), train(model, tokens, steps=3), logits_of(model, tokens)))
+        results.append((logits_of(model, tokens), train(model, tokens), logits_of(model, tokens)))
     (first, losses, trained), (other_first, other_losses, other_trained) = results
     assert torch.equal(first, other_first)
     assert losses == other_losses
