@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -110,11 +110,6 @@ def remove_lost(out: Path, name: str, token: str) -> None:
         holder = _read(out / FOLDER / name) or {}
         if holder.get("token") == token and has_ended(holder) is None:
             (out / FOLDER / name).unlink()
-
-
-def hold_shared(out: Path) -> AbstractContextManager[Holder]:
-    """Hold the lock on the files that all runs of a folder share, after waiting for other processes."""
-    return hold(out, [SHARED], wait_s=STALE_S + RENEW_S)
 
 
 def _take(path: Path, holder: Holder, deadline: float) -> Path:

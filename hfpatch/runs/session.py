@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hfpatch.runs.folder import Changes, adds_documents, changes, check_folder, discard_failed_start, reopen
 from hfpatch.runs.identity import check_measured, check_run, check_scores, check_shared, stored_library, write_shared
-from hfpatch.runs.locks import hold, hold_shared
+from hfpatch.runs.locks import RENEW_S, SHARED, STALE_S, hold
 from hfpatch.runs.plan import Plan, Unit
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup, Inputs
@@ -116,7 +116,7 @@ def open_runs(session: Session, *, resume: bool) -> Iterator[None]:
             evaluates = any(unit.action == "evaluate" for unit in plan.units)
             has_scores = evaluates and any(run.paths.result.is_file() for run in plan.runs)
             scores = setup.identify_scores() if has_scores and isinstance(setup, ComparisonSetup) else {}
-            with hold_shared(out):
+            with hold(out, [SHARED], wait_s=STALE_S + RENEW_S):
                 check_folder(out, recipe, resume=resume, part=plan.part)  # another process may have written it
                 check_shared(out, setup.shared, plans)
                 added = changes(out, recipe)[0] if (out / "recipe.yaml").is_file() else {}
