@@ -1,5 +1,6 @@
 """Engines: whoever works on which unit in whatever order, the numbers are those of one process."""
 
+import importlib
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, pretrain_study
-from hfpatch.runs.engines import processes
+from hfpatch.runs.engines import forking, processes
 from hfpatch.runs.engines.driver import Engine, open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS
@@ -156,6 +157,11 @@ def test_how_a_worker_ended(ends, reason, tmp_path, monkeypatch):
     worker = processes.WorkerProcess(tmp_path / "worker", None)
     worker.wait()
     assert worker.ended() == reason
+
+
+@pytest.mark.parametrize("name", forking.IMPORTED)
+def test_what_workers_share_is_there(name):
+    importlib.import_module(name)
 
 
 FORKS = """
