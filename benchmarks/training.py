@@ -14,7 +14,7 @@ parameters. A step sees the same paragraphs in every variant: packed rows of 512
     lora_ours   LoRA in hfpatch's loop
     forward     the base's forward pass on the packed rows, without gradients
 
-Printed: (a) tokens a second of ours over published, and its peak memory above what lies in memory before the step;
+Printed: (a) tokens a second of ours over published, and its peak memory above the model and the optimizer's state;
 (b) seconds of ours over lora; (c) seconds of ours over the least that arithmetic allows, 2 + 3A/(P + H) forward passes
 with A added, P body and H head parameters. Medians over rounds of the ratio within a round, smallest and largest in
 brackets. On CPUs each variant has a process of its own, as hfpatch changes how much freed memory a process keeps, and
@@ -54,6 +54,7 @@ import numpy as np
 import torch
 from profiling import ProductTimes, profiler, seconds_by_kind
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from transformers import (
     AutoModelForCausalLM,
@@ -309,21 +310,22 @@ class StepWhenTold(TrainerCallback):
 
 
 class MeasureMemory(TrainerCallback):
-    """Notes what the second step needs above what lay in memory before it."""
+    """Notes what the second step needs above the model and the optimizer's state."""
 
-    def __init__(self) -> None:
-        self.before, self.extra = 0, 0
+    def __init__(self, model: PreTrainedModel) -> None:
+        trained = sum(value.nbytes for value in model.parameters() if value.requires_grad)
+        give_back_memory()
+        self.needed, self.extra = resident_memory_bytes() + 2 * trained, 0  # two moments, which the first step makes
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **__: Any) -> None:
-        """Note what lies in memory, without what was freed and is kept for reuse."""
+        """Forget the peak so far, and what was freed and is kept for reuse."""
         give_back_memory()
         reset_peak_memory()
-        self.before = resident_memory_bytes()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **__: Any) -> None:
         """Note what the second step came to need."""
         if state.global_step == 2:
-            self.extra = peak_memory_bytes() - self.before
+            self.extra = peak_memory_bytes() - self.needed
 
 
 def give_back_memory() -> None:
@@ -570,33 +572,18 @@ def run_plain(
         callback.on_step_end(None, None, None)
 
 
-class CountKept(CheapRecomputation):
-    """Counts the bytes that autograd keeps, with recomputation or without."""
-
-    def __init__(self, model: nn.Module, *, cheap: bool) -> None:
-        super().__init__(model)
-        self.cheap, self.bytes = cheap, 0
-
-    def _find(self, tensor: torch.Tensor) -> Any:
-        return super()._find(tensor) if self.cheap else None
-
-    def _keep(self, tensor: torch.Tensor) -> None:
-        self.bytes += tensor.untyped_storage().nbytes()
-        super()._keep(tensor)
-
-
 def kept_by_layer(arguments: argparse.Namespace, data: Data) -> dict[str, float]:
     """Return the bytes that autograd keeps of one row, by layer and token, with ours and where all is kept."""
     model, batch = make_model(arguments, "pre_projection_skip").train(), collate([data.packed[0]])
     places = model.config.num_hidden_layers * batch["input_ids"].numel()
-    kept = {}
-    for name in ("ours", "all_kept"):
-        count = CountKept(model, cheap=name == "ours")
+    cheap, held = CheapRecomputation(model), dict[torch.UntypedStorage, torch.Tensor]()
+    all_kept = saved_tensors_hooks(lambda value: held.setdefault(value.untyped_storage(), value), lambda value: value)
+    for context in (cheap, all_kept):
         autocast = autocast_context(arguments.autocast, model.device)
-        with fast_matmul(model), loss_in_forward(model), fast_attention(), autocast, count:
+        with fast_matmul(model), loss_in_forward(model), fast_attention(), autocast, context:
             model(**batch, use_cache=False)
-        kept[name] = count.bytes / places
-    return kept
+    kept = held.keys() - {value.untyped_storage() for value in (*model.parameters(), *model.buffers())}
+    return {"ours": cheap.kept_bytes / places, "all_kept": sum(storage.nbytes() for storage in kept) / places}
 
 
 def compare(arguments: argparse.Namespace, data: Data, times: dict[str, list[float]]) -> dict[str, Any]:
@@ -664,10 +651,12 @@ def profile_step(arguments: argparse.Namespace, data: Data, clock: Clock) -> Non
 
 
 def extra_memory(arguments: argparse.Namespace, data: Data) -> int:
-    """Return the bytes that a step of one variant needs above what lies in memory before it."""
-    name, callback = arguments.memory_of, MeasureMemory()
+    """Return the bytes that a step of one variant needs above the model and the optimizer's state."""
+    name = arguments.memory_of
+    model = make_model(arguments, method_of(name))
+    callback = MeasureMemory(model)
     steps = 2 if name in ("published", "lora") else 3  # hfpatch's last step also writes a checkpoint
-    run_variant(name, make_model(arguments, method_of(name)), arguments, data, steps, callback)
+    run_variant(name, model, arguments, data, steps, callback)
     return callback.extra
 
 

@@ -195,9 +195,3 @@ def keep_freed_memory() -> bool:
     if any(name in os.environ for name in _MALLOC_VARIABLES):
         return False
     return bool(library.mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)) and bool(library.mallopt(_TRIM_THRESHOLD, _KEPT))
-
-
-def release_freed_memory() -> None:
-    """Give what was freed between memory in use back to the system, where `keep_freed_memory` has an effect."""
-    if keep_freed_memory():
-        ctypes.CDLL(None).malloc_trim(0)

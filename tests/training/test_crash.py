@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import forked
@@ -15,6 +16,7 @@ from training_blocks import make_blocks, metrics_of, run_probe, same, spoil, tra
 
 from hfpatch.errors import HfpatchError
 from hfpatch.support.signals import sigterm_answered_by
+from hfpatch.training.activations import CheapRecomputation
 from hfpatch.training.interruption import Terminated, leave, watch_sigterm
 
 TESTS = Path(__file__).parent.parent
@@ -48,9 +50,16 @@ def test_killed_at_random_instants_it_ends_bit_equal_every_time(killed, kind):
     assert told["leftovers"] > 0 or kind == "pretrain"  # and within a save; half as many kills may all miss one
 
 
-def test_sigterm_finishes_the_step_saves_and_leaves(patched, tmp_path):
+@pytest.mark.parametrize("recompute", [False, True])
+def test_sigterm_finishes_the_step_saves_and_leaves(patched, tmp_path, monkeypatch, recompute):
+    if recompute:  # in the backward pass, of micro-batches under autocast
+        monkeypatch.setattr("hfpatch.training.activations.FEWEST_VALUES", 1)
+    run = partial(run_probe, blocks=make_blocks(), micro_batch_size=2, autocast="bfloat16" if recompute else None)
+    entered, enter = [], CheapRecomputation.__enter__
+    monkeypatch.setattr(CheapRecomputation, "__enter__", lambda self: entered.append(self) or enter(self))
     straight, broken, resumed = (patched(dropout=0.2) for _ in range(3))
-    run(straight, tmp_path / "straight")
+    run(straight, folder=tmp_path / "straight")
+    assert bool(entered) is recompute
     handler = signal.getsignal(signal.SIGTERM)
 
     def on_step(record):
@@ -58,13 +67,13 @@ def test_sigterm_finishes_the_step_saves_and_leaves(patched, tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Terminated) as caught:
-        run(broken, tmp_path / "broken", on_step=on_step)
+        run(broken, folder=tmp_path / "broken", on_step=on_step)
     assert signal.getsignal(signal.SIGTERM) is handler
     assert caught.value.code == 143
     folders = [path.name for path in (tmp_path / "broken" / "checkpoints").iterdir()]
     assert folders == [f"step-{caught.value.step:08d}"]
     assert len(metrics_of(tmp_path / "broken")) == caught.value.step in (3, 4)
-    run(resumed, tmp_path / "broken", resume=True)
+    run(resumed, folder=tmp_path / "broken", resume=True)
     assert same(trainables(straight), trainables(resumed))
     assert [line["loss"] for line in metrics_of(tmp_path / "broken")] == [
         line["loss"] for line in metrics_of(tmp_path / "straight")
