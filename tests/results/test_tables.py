@@ -6,9 +6,8 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from reporting.conftest import example, tuned_example, write_run
+from reporting.conftest import evaluated, example, tuned_example, write_run  # noqa: F401 - one is a fixture
 from reporting.study_example import study
-from reporting.test_evaluation import results as evaluated  # noqa: F401 - a fixture
 
 import hfpatch
 from hfpatch.results import ComparisonResults

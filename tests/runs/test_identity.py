@@ -23,7 +23,8 @@ from hfpatch.evaluation import evaluate
 from hfpatch.evaluation.cache import model_key
 from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.selection import select
-from hfpatch.recipes.base import PLACES, ModelSettings
+from hfpatch.recipes.base import NOT_IDENTITY as NOT_OF_MODEL
+from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -500,7 +501,7 @@ def test_a_run_resumes_with_no_other_value_of_a_key_that_decides(section, key, t
             facts["model"] |= {"dtype": each.model.dtype, "loading": each.model.describe()}
         differ = base_identity(raw["model"]) != base_identity(other["model"])
         assert differ == (
-            key not in (*PLACES, "name", "gguf_file", "revision")
+            key not in (*NOT_OF_MODEL, "name", "gguf_file", "revision")
         )  # these are known by the hash of the weights
     if section == "training":
         for each, facts in ((first, raw), (second, other)):
