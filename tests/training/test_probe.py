@@ -223,8 +223,6 @@ def test_what_cannot_be_trained_is_refused(patched, base, blocks, padded_blocks,
         run(patched(), blocks, tmp_path, plan=draw_plan(blocks=99, steps=2, batch_size=4, seed=0))
     with pytest.raises(HfpatchError, match="plan has 9 steps of 4 blocks, the settings ask for 8 of 4"):
         run(patched(), blocks, tmp_path, plan=plan_for(blocks, steps=9))
-    with pytest.raises(HfpatchError, match="batch of 4 cannot be divided in micro-batches of 3 on 1 processes"):
-        run(patched(), blocks, tmp_path, micro_batch_size=3)
     with pytest.raises(HfpatchError, match=r"training.report_to: made_up cannot be used \(.*"):
         run(patched(), blocks, tmp_path, report_to=["made_up"])
     with pytest.raises(HfpatchError, match=r"bloom: this model cannot .*; set data.layout=padded"):

@@ -39,6 +39,13 @@ def test_processes_that_see_different_things_are_refused(tmp_path, monkeypatch, 
     open_folder(run, resume=False)
 
 
+def test_processes_share_a_batch_in_whole_micro_batches(tmp_path):
+    run = made(tmp_path)
+    assert [run.micro_batch(processes) for processes in (1, 2, 4)] == [4, 2, 1]
+    with pytest.raises(HfpatchError, match="a batch of 4 cannot be divided in micro-batches of 1 on 3 processes"):
+        run.micro_batch(3)
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox"])
 @pytest.mark.parametrize("part", ["blocks", "held_out"])
 def test_blocks_longer_than_the_context_are_refused_before_anything_is_written(tmp_path, base, kind, part):
