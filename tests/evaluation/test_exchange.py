@@ -4,9 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from own_tasks import task_result, write_record
 from scipy.stats import t
 
-from hfpatch.evaluation.exchange import Sizes, bounds, exchange_rate, frontier, monotone
+from hfpatch.evaluation import Records
+from hfpatch.evaluation.exchange import Sizes, bounds, exchange_rate, exchange_rates, frontier, monotone
 from hfpatch.results.frontier import Exchange
 
 SIZES = np.array([3e3, 12e3, 48e3, 192e3])
@@ -92,6 +94,18 @@ def test_the_error_over_documents(grouped):
     means = shifts.reshape(-1, 4).mean(axis=1) if grouped else shifts
     reach = t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / math.sqrt(len(means)) / SLOPE
     assert math.log(exchange.high / exchange.low) / 2 == pytest.approx(reach, rel=0.08)  # 999 draws
+
+
+@pytest.mark.parametrize("metric", ["f1", "f1,strict", "own,strict"])
+def test_a_score_that_is_no_mean_of_documents_has_no_rate(metric, tmp_path):
+    """A filter of answers, named after a comma, does not change what the score is."""
+    families = {"pre": {"pre@1": 1, "pre@2": 2}, "lora": {"lora@1": 1, "lora@2": 2}}
+    names = ("baseline", *families["pre"], *families["lora"])
+    values = [float(i % 2) if metric.startswith("own") else [i % 2, 1] for i in range(25)]
+    runs = {name: {0: write_record(tmp_path / name, "task", metric, values)} for name in names}
+    records = Records(runs, aggregations={"task": {"own": max}})
+    made = exchange_rates(records, families, "lora", task_result("task", metric))
+    assert made == {"pre": Exchange(why=f"{metric} is no mean of documents")}
 
 
 @pytest.mark.parametrize("size", [1, 4])
