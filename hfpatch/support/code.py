@@ -274,6 +274,7 @@ class _Listing:
 @functools.cache
 def _installed(path: tuple[str, ...]) -> tuple[str, ...]:
     """Return prefixes of the files of the standard library, of installed packages and of hfpatch."""
+    # Without editable installs, which `plugins.is_installed` trusts to run: their code changes under one version.
     targets = {str(Path(entry).absolute()) for entry in path if any(Path(entry).glob("*.dist-info"))}  # pip's --target
     return (*(folder + os.sep for folder in sorted(_FOLDERS | targets)), "<frozen", "<string>")
 
