@@ -144,12 +144,12 @@ def load_base(
     kept = None if folder is None else read_dequantised(folder, read, hash_weights)
     model, tokenizer, sha256 = kept or (None, None, "")
     missing: list[str] = []
-    with loading(f"model {name!r}", gguf=gguf is not None):
-        if model is None:
-            register_scratch(source)
-            model, report = load(source, **{key: value for key, value in options.items() if value is not None})
-            missing = sorted(report["missing_keys"])
-        if tokenizer is None:
+    if model is None or tokenizer is None:  # else nothing is parsed, so gguf need not be imported
+        with loading(f"model {name!r}", gguf=gguf is not None):
+            if model is None:
+                register_scratch(source)
+                model, report = load(source, **{key: value for key, value in options.items() if value is not None})
+                missing = sorted(report["missing_keys"])
             tokenizer = _tokenizer_of(source, file, revision, trust_remote_code=trust_remote_code)
     _require_complete(model, name, missing, gguf)
     if kept is not None:

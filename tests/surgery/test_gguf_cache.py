@@ -54,6 +54,12 @@ def test_a_kept_model_equals_the_dequantised_one_bit_for_bit(file, read, family,
     assert second.tokenizer.pad_token_id == first.tokenizer.pad_token_id
 
 
+def test_nothing_of_the_file_is_parsed_for_a_kept_model(file, monkeypatch):
+    load_base(file)
+    monkeypatch.setattr("hfpatch.surgery.bases.parsed_once", lambda: pytest.fail("gguf, slow to import, was asked"))
+    load_base(file)
+
+
 def test_it_is_known_by_the_files_content_and_the_dtype(file, read, tmp_path):
     load_base(file)
     file = file.rename(tmp_path / "other.gguf")
