@@ -81,8 +81,10 @@ def evaluate(
     # What can be refused before anything is loaded, then what can be before anything is scored
     clock, progress, placement = Clock(), progress or Progress(), placement or Placement()
     if len(models) > 1:
-        if patches or baseline:
-            raise HfpatchError("patches go with one base; compare whole models with each other in another call")
+        if patches or baseline or tuple(scales) != (1.0,):
+            raise HfpatchError(
+                "patches and their scales go with one base; compare whole models with each other in another call"
+            )
         compared = model_variants(models)
     else:
         compared = patch_variants(models[0], patches, scales, baseline=baseline)

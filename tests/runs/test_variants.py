@@ -17,8 +17,9 @@ def test_models_are_called_by_what_distinguishes_them():
     named.append(ModelSettings(name="y/small", revision="refs/pr/1"))
     labels = [variant.label for variant in model_variants(named)]
     assert labels == ["x-gpt2", "gpt2", "y-gpt2", "small", "small@refs-pr-1"]
-    with pytest.raises(HfpatchError, match="patches go with one base"):
-        evaluate(*named, patches=["patch"], settings=EvaluationSettings(tasks=["tinyworld_cloze"]))
+    for options in ({"patches": ["patch"]}, {"scales": [0.5]}, {"baseline": True}):
+        with pytest.raises(HfpatchError, match="patches and their scales go with one base"):
+            evaluate(*named, **options, settings=EvaluationSettings(tasks=["tinyworld_cloze"]))
     assert short_names([("p", "q"), ("r", "q"), ("s",)]) == ["p-q", "r-q", "s"]
 
 
