@@ -117,13 +117,16 @@ def read_values(folder: Path) -> dict[str, TaskValues]:
     try:
         if folder.is_dir():
             with safe_open(folder / VALUES, framework="numpy") as file:
-                names, by_task = set(file.keys()), {}
-                for task, stored in json.loads(file.metadata()[_HEADER]).items():
-                    if (folder / f"{task}.jsonl").stat().st_size == stored["bytes"]:
-                        of_task = [name for name in names if name.startswith(f"{task}/")]
-                        metrics = {name.removeprefix(f"{task}/"): file.get_tensor(name) for name in of_task}
-                        by_task[task] = TaskValues(stored["documents"], metrics)
-                return by_task
+                header = json.loads(file.metadata()[_HEADER])
+                of_tasks: dict[str, dict[str, Array]] = {task: {} for task in header}
+                for name in file.keys():  # noqa: SIM118 - not a mapping
+                    task, _, metric = name.partition("/")
+                    of_tasks[task][metric] = file.get_tensor(name)  # no such task: a file of another layout
+                return {
+                    task: TaskValues(stored["documents"], of_tasks[task])
+                    for task, stored in header.items()
+                    if (folder / f"{task}.jsonl").stat().st_size == stored["bytes"]
+                }
 
         # A row of each tensor in the comparison's file, see `write_published`
         out, method, seed = folder.parents[3], folder.parents[1].name, int(folder.parent.name.removeprefix("seed-"))
@@ -166,6 +169,10 @@ def write_published(
     tensors: dict[str, NDArray[Any]] = {f"{_GROUPS}/{task}": values for task, values in groups.items()}
     documents: dict[str, str] = {}
     measures = list(dict.fromkeys(measures))
+    tasks = dict.fromkeys(task for task, _ in measures)
+    for run in [run for runs in records.values() for run in runs.values()]:
+        if run.is_dir() and not read_values(run):  # damaged, or of another layout
+            write_values(run, [task for task in tasks if (run / f"{task}.jsonl").is_file()])
     for method, runs in records.items():
         read = [read_values(runs[seed]) for seed in sorted(runs)]
         for task, metric in measures:

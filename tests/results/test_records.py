@@ -7,6 +7,8 @@ import shutil
 import numpy as np
 import pytest
 from own_tasks import task_result
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import Records, compare
@@ -91,6 +93,20 @@ def test_comparisons_are_the_same_with_and_without_them(tmp_path, monkeypatch):
             assert compare(Records(runs), tasks=tasks, references={"method": ["baseline"]}) == from_records
         for folder in folders:
             (folder / VALUES).unlink()
+
+
+def test_values_of_another_layout_are_written_again_from_their_records(tmp_path):
+    folder = tmp_path / "runs" / "lora" / "seed-0" / "evaluations"
+    write_values(write(folder), ["quiz"])
+    with safe_open(folder / VALUES, framework="numpy") as file:
+        metadata, tensors = file.metadata(), [file.get_tensor(name) for name in sorted(file.keys())]
+    whole = (folder / VALUES).read_bytes()
+    save_file({f"0.{index}": values for index, values in enumerate(tensors)}, folder / VALUES, metadata=metadata)
+    assert read_values(folder) == {}
+    write_published(tmp_path, {"lora": {0: folder}}, [("quiz", "acc"), ("quiz", "word_perplexity")], {})
+    assert (folder / VALUES).read_bytes() == whole
+    shutil.rmtree(tmp_path / "runs")
+    assert read_values(folder)["quiz"].metrics.keys() == {"acc", "word_perplexity"}
 
 
 @pytest.mark.parametrize("clusters", [None, 12])
