@@ -229,7 +229,7 @@ def joint_evaluation_document(
     """
     table, differing = score_table_of(sources), tuple(_differing(sources, folders or {}))
     variants = [variant for evaluation in sources.values() for variant in evaluation.variants.values()]
-    opening = [Section("scores", "Scores", (table,))]
+    opening = [Section("results", "Scores", (table,))]
     if differing:
         opening.append(Section("differing", "What differs between the evaluations", (Sentences(differing),)))
     return Document(

@@ -24,10 +24,12 @@ def test_a_committed_report_follows_from_its_results(folder, tmp_path):
 
 @pytest.mark.parametrize("folder", REPORTS, ids=lambda path: path.relative_to(RESULTS).as_posix())
 def test_the_page_has_the_numbers_of_the_markdown(folder):
-    """Two renderers of one document: every number in a table of one is in the other."""
+    """Two renderers of one document: every number in a table of one is in the other; an id names one element."""
     number = re.compile(r"[−+]?\d[\d,]*\.\d+")
     rows = [line for line in (folder / "report.md").read_text().splitlines() if line.startswith("| ")]
     page = (folder / "report.html").read_text()
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
     assert set(number.findall("\n".join(rows))) <= set(number.findall(page))
     assert len(page) < {"frontier": 1_200_000, "smollm2-135m": 750_000}.get(folder.name, 600_000)  # 27 and 13 methods
 

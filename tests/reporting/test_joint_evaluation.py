@@ -122,7 +122,9 @@ def test_the_files_of_a_joint_report(evaluated, alone, tmp_path, capsys):
     assert "alert(1)</script>" not in page
     for shown in ("# first and second", "What differs between the evaluations", "# Run first", "# Run second"):
         assert shown in text
-    assert page.count('id="run1-results"') == page.count('id="run2-results"') == 1
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))  # a section and its table with one id break the page's links
+    assert {"scores", "run1-results", "run2-results"} <= set(ids)
     alone_written = write_joint_report(folders[1:], tmp_path / "one")
     assert "small/llama" in alone_written.tex.read_text()
 

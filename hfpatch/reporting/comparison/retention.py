@@ -84,7 +84,7 @@ def retention_table(results: ComparisonResults) -> Table:
     if any(point.scale != 1 for point in retention.points):
         caption += " The other scales of a patch are not trained and have no verdict."
     return Table(
-        name="retention",
+        name="scales",
         title="Learning and forgetting",
         columns=(
             Column("method"),
