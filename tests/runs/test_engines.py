@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import ExitStack
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -162,6 +163,16 @@ def test_how_a_worker_ended(ends, reason, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", forking.IMPORTED)
 def test_what_workers_share_is_there(name):
     importlib.import_module(name)
+
+
+def test_a_worker_whose_parent_was_killed_is_ended_and_writes_no_more(tmp_path):
+    parent = SimpleNamespace(stdin=BytesIO(), ended=lambda: "exit code -9")
+    worker = processes.ForkedWorker(tmp_path / "worker", (None, 0), parent)
+    with subprocess.Popen(["sleep", "60"]) as orphan:
+        (worker.folder / forking.PID).write_text(str(orphan.pid))
+        assert worker.ended() == "exit code -9"
+        worker.end()
+        assert orphan.wait(timeout=10) == -signal.SIGKILL
 
 
 FORKS = """
@@ -329,10 +340,11 @@ class Command:
         return psutil.Process(int(re.findall(rf"{run} · seed 0: train on \S+:(\d+)", self.said)[-1]))
 
     def interrupt(self, number, worker):
-        """Send the command a signal, which must end it and its worker within seconds; return its exit code."""
+        """Send the command a signal, which must end it and its processes within seconds; return its exit code."""
+        processes = {worker, *psutil.Process(self.process.pid).children(recursive=True)}
         self.process.send_signal(number)
         code = self.process.wait(timeout=SECONDS)
-        worker.wait(timeout=SECONDS)
+        assert psutil.wait_procs(processes, timeout=SECONDS)[1] == []
         self.log.close()
         return code
 
@@ -362,8 +374,9 @@ def goes_on_whoever_ends(study, straight, out, number, *options):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_its_checkpoint_whoever_ends(study, straight_study, tmp_path):
-    goes_on_whoever_ends(study, straight_study, tmp_path / "out", signal.SIGINT, "--jobs", "1")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_goes_on_from_its_checkpoint_whoever_ends(number, study, straight_study, tmp_path):
+    goes_on_whoever_ends(study, straight_study, tmp_path / "out", number, "--jobs", "1")
 
 
 class Kill(Log):
@@ -384,7 +397,9 @@ class Kill(Log):
 
 
 @pytest.mark.slow
-def test_a_unit_that_ends_its_workers_is_tried_three_times_and_costs_no_other(study, tmp_path):
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_unit_that_ends_its_workers_is_tried_three_times_and_costs_no_other(forks, study, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "runs_on_cpu", lambda: forks)  # where there is a device, workers start anew
     log = Kill("one · seed 0", times=9)
     with pytest.raises(HfpatchError) as caught:
         pretrain_study(study, tmp_path / "out", engine=EngineSettings(jobs=1), progress=log)

@@ -85,9 +85,12 @@ class ForkedWorker:
         return self.parent.ended()
 
     def end(self) -> None:
-        """End it at once; without effect if it has ended, or is not there yet and will find the queue closed."""
+        """End it at once; without effect if it has ended, or is not there yet and will find the queue closed.
+
+        One whose parent was killed is still there for a while, and would write into the queue.
+        """
         with suppress(OSError, ValueError):
-            if self.ended() is None:
+            if not (self.folder / CODE).exists():
                 os.kill(int((self.folder / PID).read_text()), signal.SIGKILL)
 
 
