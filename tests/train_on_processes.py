@@ -40,7 +40,7 @@ from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_processes
 
 STEPS, BATCH = 6, 4
-SETTINGS = {"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 2, "evaluate_every": 3}
+SETTINGS = {"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 1, "evaluate_every": 3}
 FSDP = {
     "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
     "FSDP_RESHARD_AFTER_FORWARD": "true",
