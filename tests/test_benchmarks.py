@@ -1,6 +1,7 @@
 """Benchmarks at their smallest sizes: the counts and decisions beside their times are those of the formulas."""
 
 import json
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ def start(monkeypatch, capsys):
     """Run a benchmark as a program, in this process, which has imported everything; return what it prints."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.setitem(sys.modules, "evaluation", None)  # absent again after the test
-    threads = torch.get_num_threads()
+    threads, environment = torch.get_num_threads(), dict(os.environ)
 
     def run(name, *options):
         sys.modules.pop("evaluation", None)  # agreement.py imports evaluation.py
@@ -32,6 +33,9 @@ def start(monkeypatch, capsys):
 
     yield run
     torch.set_num_threads(threads)
+    for variable in os.environ.keys() - environment:  # a benchmark sets variables of its process
+        del os.environ[variable]
+    os.environ.update(environment)
 
 
 @pytest.fixture
