@@ -39,7 +39,8 @@ _NOT_IDENTITY = {"allow_unknown_base", "batch_size", "token_budget"}  # change n
 
 @takes_text
 def evaluate(
-    *models: ModelSettings,
+    model: ModelSettings,
+    *others: ModelSettings,
     patches: Sequence[Path] = (),
     scales: Sequence[float] = (1.0,),
     allow_other_base: bool = False,
@@ -59,7 +60,8 @@ def evaluate(
     Only one is in memory at a time.
 
     Args:
-        models: the base, or the models.
+        model: the base, or the first of several models.
+        others: more models.
         patches: folders that `save_patch` or PEFT wrote; without any, the bare base is evaluated.
         scales: factors of each patch's change, see :func:`hfpatch.scale_patch`; each is a variant.
         allow_other_base: take patches whose base had other weights.
@@ -80,14 +82,14 @@ def evaluate(
     """
     # What can be refused before anything is loaded, then what can be before anything is scored
     clock, progress, placement = Clock(), progress or Progress(), placement or Placement()
-    if len(models) > 1:
+    if others:
         if patches or baseline or tuple(scales) != (1.0,):
             raise HfpatchError(
                 "patches and their scales go with one base; compare whole models with each other in another call"
             )
-        compared = model_variants(models)
+        compared = model_variants([model, *others])
     else:
-        compared = patch_variants(models[0], patches, scales, baseline=baseline)
+        compared = patch_variants(model, patches, scales, baseline=baseline)
     variants = Variants(compared, placement, progress, allow_other_base=allow_other_base)
     ranks = variants.ranks
     decides = settings.model_dump(mode="json", exclude={*_NOT_IDENTITY, "limit"}) | {"tasks": list(settings.tasks)}
