@@ -350,7 +350,7 @@ class Comparison(Part):
 
     @property
     def unit(self) -> float:
-        """How many units of the metric one unit of the errors is, which of a perplexity are of its logarithm.
+        """Units of the metric in one unit of its errors; those of a perplexity are errors of its logarithm.
 
         The upper end of its interval is ``unit · (exp(reach) - 1)`` above the difference.
         """

@@ -19,6 +19,7 @@ _OF_ONE = frozenset({"add", "div", "float", "gelu", "layer_norm", "neg", "pow", 
 _CHEAP = _OF_ONE | {"mul"}
 """Operators, by torch's names, that take far less time than a matrix product; those of one tensor, and products."""
 _BUFFER = 64 << 20
+"""Bytes, many times what one tensor takes: the end of a buffer stays unused where the next tensor does not fit."""
 _ALIGNMENT = 64  # as torch's
 FEWEST_VALUES = 1 << 20
 """Hidden values of all layers in a forward pass, from which on recomputation pays: some 64 MiB are kept for them."""

@@ -79,9 +79,8 @@ def test_a_layer_keeps_what_takes_products_to_compute(case):
     d, inner, mlp, keys, heads = 32, 40, 48, {"llama": 16, "gpt_neox": 32}[case], 4
     attention = d + 2 * keys + d + heads  # q, k, v, result, logarithms of sums
     patch_keeps = inner + d  # W_up x and x~
-    rest = {"llama": 2 * mlp + 2 * (d + 1), "gpt_neox": mlp + d + 2 * 2}[
-        case
-    ]  # gate and up, residual stream; statistics
+    # gate and up, the residual stream, statistics of norms
+    rest = {"llama": 2 * mlp + 2 * (d + 1), "gpt_neox": mlp + d + 2 * 2}[case]
     kept = 4 * (attention + patch_keeps + rest)
     recomputed = 4 * (inner + d + {"llama": mlp, "gpt_neox": 0}[case])  # σ, norm, silu(gate)
     for recompute, expected in ((True, kept), (False, kept + recomputed)):

@@ -19,10 +19,10 @@ from hfpatch.support.quiet import quiet_libraries
 from hfpatch.training.interruption import end_with_parent
 
 IMPORTED = ("hfpatch.runs.engines.work", "hfpatch.runs.comparison", "hfpatch.evaluation.run")
-"""Names, as the session of a comparison, which workers are sent, imports the engines itself."""
+"""Modules by name: importing them here would be a circle, as the session of a comparison imports the engines."""
 PID, CODE, OUTPUT = "pid", "code", "output"
 """Files in the folder of a worker: its process id, its exit code once it has ended, and what it prints."""
-_PAUSE_S = 0.1
+_PAUSE_S = 0.1  # between looks for workers that have ended
 
 
 def fork_workers() -> Path:
@@ -56,7 +56,7 @@ def fork_workers() -> Path:
 
 
 def _become_worker(folder: Path) -> None:
-    """Make a forked process what one is that was started anew: with a session, signals and files of its own."""
+    """Give a forked process its own session, signals and output file, as a new process has."""
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_parent("process that forked this worker")
