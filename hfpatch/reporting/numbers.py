@@ -260,8 +260,10 @@ def significant(value: float, digits: int) -> str:
 
 
 def ratio(value: float) -> str:
-    """Format a ratio of two sizes: two decimals, and two significant digits where these are too few."""
-    return f"{value:.2f}" if value >= 0.1 else significant(value, 2) if value >= 0.001 else "under 0.001"
+    """Format a ratio of two sizes: two decimals, none from 100, and two significant digits where these are too few."""
+    if value >= 0.1:
+        return f"{value:.2f}" if value < 100 else count(value)
+    return significant(value, 2) if value >= 0.001 else "under 0.001"
 
 
 def count(value: float | None) -> str:
