@@ -78,8 +78,8 @@ def files(out: Path, *folders: str) -> list[str]:
 
 
 def test_compare_writes_the_run_folder(straight):
-    found = files(straight)
-    assert {"recipe.yaml", "plan.json", "results.json", "results.csv", "report.html", "report.md"} <= set(found)
+    written = files(straight)
+    assert {"recipe.yaml", "plan.json", "results.json", "results.csv", "report.html", "report.md"} <= set(written)
     for method in ("pre_projection", "lora"):
         for seed in (0, 1):
             run = straight / "runs" / method / f"seed-{seed}"
@@ -89,10 +89,11 @@ def test_compare_writes_the_run_folder(straight):
             assert len((run / "evaluations" / "tinyworld_cloze.jsonl").read_text().splitlines()) == 8
             assert (run / "patch" / "patch.json").is_file()
             assert (run / "result.json").is_file()
-    assert "runs/baseline/seed-0/result.json" in found
-    assert not any("baseline/seed-1" in file for file in found)
-    assert not any(file.endswith(".tmp") for file in found)
-    assert len({(straight / file).stat().st_mode for file in found}) == 1  # others read the tensors as they do the rest
+    assert "runs/baseline/seed-0/result.json" in written
+    assert not any("baseline/seed-1" in file for file in written)
+    assert not any(file.endswith(".tmp") for file in written)
+    # Others may read the tensors as they may the rest
+    assert len({(straight / file).stat().st_mode for file in written}) == 1
 
 
 def test_results_name_everything_a_result_must_name(straight, model_folder):
@@ -159,11 +160,11 @@ def held_out_by_hand(model, tokenizer):
         pieces = [torch.tensor(ids[at : at + 16]) for at in range(0, len(ids), 16)]
         with torch.no_grad():
             losses = [
-                cross_entropy(model(each[None]).logits[0, :-1].double(), each[1:], reduction="sum")
-                for each in pieces
-                if len(each) > 1
+                cross_entropy(model(piece[None]).logits[0, :-1].double(), piece[1:], reduction="sum")
+                for piece in pieces
+                if len(piece) > 1
             ]
-        sums.append([float(sum(losses)), sum(len(each) - 1 for each in pieces)])
+        sums.append([float(sum(losses)), sum(len(piece) - 1 for piece in pieces)])
     return np.array(sums)
 
 
@@ -171,8 +172,8 @@ def recorded(out, method, seed=0):
     folder = out / "runs" / method / f"seed-{seed}" / "evaluations"
     records = lines(folder / "held_out_text.jsonl")
     values = read_values(folder)["held_out_text"].metrics
-    assert values["nats_per_token"].tolist() == [each["nats_per_token"] for each in records]
-    assert values["bytes"].tolist() == [each["bytes"] for each in records]
+    assert values["nats_per_token"].tolist() == [record["nats_per_token"] for record in records]
+    assert values["bytes"].tolist() == [record["bytes"] for record in records]
     return records
 
 
@@ -186,26 +187,26 @@ def test_every_run_keeps_the_loss_of_each_held_out_document(with_held_out):
         losses[method] = held_out_by_hand(base.model, base.tokenizer)
         unpatch(base.model)
         records = recorded(out, method)
-        assert [each["doc_id"] for each in records] == list(range(25))
-        found = np.array([each["nats_per_token"] for each in records])
-        np.testing.assert_allclose(found * [-1, 1], losses[method], rtol=1e-4)
+        assert [record["doc_id"] for record in records] == list(range(25))
+        nats = np.array([record["nats_per_token"] for record in records])
+        np.testing.assert_allclose(nats * [-1, 1], losses[method], rtol=1e-4)
         score = results.methods[method].runs[0].evaluation["held_out_text"]
-        assert score.metrics == {"nats_per_token": pytest.approx(-found[:, 0].sum() / found[:, 1].sum())}
+        assert score.metrics == {"nats_per_token": pytest.approx(-nats[:, 0].sum() / nats[:, 1].sum())}
         train = results.methods[method].runs[0].train
         assert train is None or score.metrics["nats_per_token"] == pytest.approx(train.final_eval_loss, rel=1e-5)
     mean = losses["baseline"].sum(axis=0)
     assert results.data["held_out"]["base_loss"] == pytest.approx(mean[0] / mean[1], rel=1e-4)
     starts = {name: method.runs[0].evaluation["held_out_text"].starts for name, method in results.methods.items()}
-    assert {name for name, found in starts.items() if found} == {"baseline"}
+    assert {name for name, costs in starts.items() if costs} == {"baseline"}
     assert all(1 < loss < 6 for loss in starts["baseline"].values())
-    for made in (each for each in results.comparisons if each.task == "held_out_text"):
+    for made in (pair for pair in results.comparisons if pair.task == "held_out_text"):
         difference = losses[made.method][:, 0] - losses[made.reference][:, 0]
         weights = losses["baseline"][:, 1]
         assert made.difference == pytest.approx(difference.sum() / weights.sum(), rel=1e-3)
         p, (low, high) = paired_permutation(difference, weights)
         assert (made.p, made.low, made.high) == pytest.approx((p, low, high), rel=1e-2, abs=5e-4)
-    assert {(each.method, each.reference) for each in results.comparisons if each.task == "held_out_text"} == {
-        (each.method, each.reference) for each in results.comparisons
+    assert {(pair.method, pair.reference) for pair in results.comparisons if pair.task == "held_out_text"} == {
+        (pair.method, pair.reference) for pair in results.comparisons
     }
 
 
@@ -221,11 +222,11 @@ def test_added_seeds_and_methods_are_compared_on_held_out_documents(with_held_ou
         assert recorded(out, method) == recorded(before, method)
     results = load_results(out)
     made = {
-        each.method: each
-        for each in results.comparisons
-        if (each.task, each.reference) == ("held_out_text", "baseline")
+        pair.method: pair
+        for pair in results.comparisons
+        if (pair.task, pair.reference) == ("held_out_text", "baseline")
     }
-    assert {name: each.seeds for name, each in made.items()} == {"pre_projection": 2, "lora": 2, "lora_2": 2}
+    assert {name: pair.seeds for name, pair in made.items()} == {"pre_projection": 2, "lora": 2, "lora_2": 2}
     assert made["lora_2"].test == "paired t over seeds and documents"
     assert made["lora_2"].n == 25
 
@@ -233,23 +234,23 @@ def test_added_seeds_and_methods_are_compared_on_held_out_documents(with_held_ou
 def test_every_declared_pair_is_compared_and_each_question_has_a_verdict_for_every_task(straight):
     results = read_json(straight / "results.json")
     made = results["comparisons"]
-    pairs = {(each["method"], each["reference"]) for each in made}
+    pairs = {(comparison["method"], comparison["reference"]) for comparison in made}
     assert pairs == {("pre_projection", "baseline"), ("pre_projection", "lora"), ("lora", "baseline")}
-    assert {(each["task"], each["metric"]) for each in made} == {
+    assert {(comparison["task"], comparison["metric"]) for comparison in made} == {
         *(("tinyworld_cloze", "acc"), ("tinyworld_text", "word_perplexity")),
         *(("tinyworld_cloze", "bits_per_byte"), ("tinyworld_text", "bits_per_byte")),
     }
-    assert {each["seeds"] for each in made} == {2}
+    assert {comparison["seeds"] for comparison in made} == {2}
     assert results["questions"] == []  # LoRA has 1.25 % more parameters
     assert results["pairs"] == {
         "base": [["pre_projection", "baseline"], ["lora", "baseline"]],
         "lora": [["pre_projection", "lora"]],
     }
-    found = {(each["question"], each["method"], each["task"]): each for each in results["verdicts"]}
-    assert len(found) == 3 * 2
-    assert {each["metric"] for each in found.values()} == {"bits_per_byte"}
-    said = {(each["outcome"], each["why"], each["family"]) for each in found.values()}
-    assert said == {("not tested", "too few documents", 0)}  # eight
+    verdicts = {(verdict["question"], verdict["method"], verdict["task"]): verdict for verdict in results["verdicts"]}
+    assert len(verdicts) == 3 * 2
+    assert {verdict["metric"] for verdict in verdicts.values()} == {"bits_per_byte"}
+    outcomes = {(verdict["outcome"], verdict["why"], verdict["family"]) for verdict in verdicts.values()}
+    assert outcomes == {("not tested", "too few documents", 0)}  # there are eight
 
 
 def test_questions_are_declared_before_the_first_result_and_marked_where_they_change(model_folder, tmp_path, no_report):
@@ -270,19 +271,20 @@ def test_questions_are_declared_before_the_first_result_and_marked_where_they_ch
 
     # Afterwards, when the loss on held-out text may be known, they are marked, with their verdicts
     compare(make_recipe(model_folder, questions=cloze, margin={"bits_per_byte": 0.3}), out, resume=True)
-    assert {each.changed for each in load_results(out).primary} == {"a margin changed when results existed already"}
+    primary = load_results(out).primary
+    assert {verdict.changed for verdict in primary} == {"a margin changed when results existed already"}
     more = {"gain": {"on": "tinyworld_text", "pairs": pairs}, "keep": {"on": ["tinyworld_cloze"], "methods": ["lora"]}}
     compare(make_recipe(model_folder, questions=more, margin={"bits_per_byte": 0.3}), out, resume=True)
     assert read_json(out / "questions.json") == declared
     late = "when results existed already"
     both = f"its pairs or tasks changed {late}; a margin changed {late}"
-    assert [each.changed for each in load_results(out).questions] == [both, f"declared {late}"]
+    assert [verdict.changed for verdict in load_results(out).questions] == [both, f"declared {late}"]
 
     # So are seeds, without looks that were declared
     training = {**make_recipe(model_folder).training.model_dump(), "seeds": [0, 1, 2]}
     compare(make_recipe(model_folder, questions=cloze, training=training), out, resume=True)
     grown = load_results(out)
-    assert [each.changed for each in grown.questions] == ["seeds added when results existed already"]
+    assert [verdict.changed for verdict in grown.questions] == ["seeds added when results existed already"]
     assert any("Seeds were added" in warning and "to 0 and 1" in warning for warning in grown.warnings)
 
     # And documents, for which all scores are made anew, whatever else changes
@@ -294,7 +296,7 @@ def test_questions_are_declared_before_the_first_result_and_marked_where_they_ch
     assert read_json(out / "questions.json") == declared
     grown = load_results(out)
     of_all = f"seeds added {late}; documents added {late}"
-    assert [each.changed for each in grown.questions] == [f"{both}; {of_all}", f"declared {late}; {of_all}"]
+    assert [verdict.changed for verdict in grown.questions] == [f"{both}; {of_all}", f"declared {late}; {of_all}"]
     assert any("Documents were added" in warning for warning in grown.warnings)
     write_json(out / "questions.json", {**declared, "margin": {"bits_per_byte": 0.3}})
     with pytest.raises(HfpatchError, match=r"questions.json: was changed since it was written"):
@@ -339,11 +341,12 @@ def test_grouped_lines_are_decided_by_hand(model_folder, tmp_path, no_report):
             for name in (verdict.method, verdict.other)
             for seed in (0, 1)
         }
-        nats = {run: -np.array([row["nats_per_token"][0] for row in own]) for run, own in read.items()}
-        own = read[verdict.method, 0]
-        tokens, named = np.array([row["nats_per_token"][1] for row in own]), np.array([row["cluster"] for row in own])
+        nats = {run: -np.array([row["nats_per_token"][0] for row in records]) for run, records in read.items()}
+        records = read[verdict.method, 0]
+        tokens = np.array([row["nats_per_token"][1] for row in records])
+        named = np.array([row["cluster"] for row in records])
         differences = np.stack([nats[verdict.method, seed] - nats[verdict.other, seed] for seed in (0, 1)])
-        assert len(set(named)) == verdict.clusters.groups == 24 < len(own) == verdict.n
+        assert len(set(named)) == verdict.clusters.groups == 24 < len(records) == verdict.n
         by_seed = differences.sum(1) / tokens.sum()
         difference, of_seeds = by_seed.mean(), by_seed.std(ddof=1) / math.sqrt(2)
 
@@ -439,17 +442,17 @@ def test_a_finished_run_takes_more_methods_seeds_and_documents(straight, recipe,
     first = {name: METHODS[name] for name in ("baseline", "pre_projection")}
     few = {"tasks": recipe.evaluation.tasks, "limit": 5}
     compare(make_recipe(model_folder, first, training={**training, "seeds": [0]}, evaluation=few), out)
-    (told,) = re.findall(r"--resume to add what is new \((.*)\)", refused(compare, recipe, out))
-    assert set(told.split(", ")) == {"training.seeds", "methods.lora", "evaluation.limit"}
+    (added,) = re.findall(r"--resume to add what is new \((.*)\)", refused(compare, recipe, out))
+    assert set(added.split(", ")) == {"training.seeds", "methods.lora", "evaluation.limit"}
     assert len(lines(out / "runs" / "baseline" / "seed-0" / "evaluations" / "tinyworld_text.jsonl")) == 5
 
     with pytest.raises(KeyboardInterrupt):  # killed before anything new is complete
         compare(recipe, out, resume=True, progress=Stop(2))
     assert not read_json(out / "results.json")["complete"]
     log = Trained()
-    found, expected = compare(recipe, out, resume=True, progress=log), read_json(straight / "results.json")
+    grown, expected = compare(recipe, out, resume=True, progress=log), read_json(straight / "results.json")
     of_questions = {"questions", "verdicts", "warnings"}  # which say that there were results before
-    ours, theirs = ({key: each[key] for key in each.keys() - of_questions} for each in (found, expected))
+    ours, theirs = ({key: results[key] for key in results.keys() - of_questions} for results in (grown, expected))
     assert numbers(ours) == numbers(theirs)
     assert set(log.trained) == {"pre_projection · seed 1", "lora · seed 0", "lora · seed 1"}
     for name in files(straight, "runs"):
@@ -477,8 +480,8 @@ def test_seeds_that_move_the_trials_are_no_addition(model_folder, tmp_path):
 @pytest.mark.parametrize("places", [{"": "cpu"}, {"model.layers.0": 0, "lm_head": "cpu"}, "auto", None])
 def test_the_base_may_be_placed_otherwise(model_folder, tmp_path, places):
     before, now = (
-        make_recipe(model_folder, model={"name": str(model_folder), "device_map": each})
-        for each in ({"model": 0, "lm_head": 1}, places)
+        make_recipe(model_folder, model={"name": str(model_folder), "device_map": device_map})
+        for device_map in ({"model": 0, "lm_head": 1}, places)
     )
     (tmp_path / "recipe.yaml").write_text(before.to_yaml())
     assert changes(tmp_path, now) == ({}, {})
@@ -526,13 +529,13 @@ def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp
     bad, good = (results["methods"][name]["runs"] for name in ("pre_projection", "lora"))
     assert [(run["train"]["diverged_step"], run["evaluation"]) for run in bad.values()] == [(2, {}), (2, {})]
     assert all(run["train"]["diverged_step"] is None and len(run["evaluation"]) == 2 for run in good.values())
-    assert {(each["method"], each["reference"]) for each in results["comparisons"]} == {("lora", "baseline")}
+    assert {(pair["method"], pair["reference"]) for pair in results["comparisons"]} == {("lora", "baseline")}
     assert not (out / "runs" / "pre_projection" / "seed-0" / "patch").exists()
     assert [name for name in log.evaluated if name.startswith("pre_projection")] == []
-    told = "pre_projection, seed 0: diverged at step 2; it has no scores, and no comparison counts it."
-    assert told in results["warnings"]
+    warning = "pre_projection, seed 0: diverged at step 2; it has no scores, and no comparison counts it."
+    assert warning in results["warnings"]
     report = (out / "report.md").read_text()
-    assert told in report
+    assert warning in report
     assert re.search(r"\| pre_projection \|.*diverged", report)
     assert "no result on" not in report
     assert "diverged at step 2" in (out / "report.html").read_text()
@@ -554,7 +557,7 @@ def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(recipe, tmp
     monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", spoilt)
     with pytest.warns(UserWarning, match="lora · seed 1: diverged at step 2"):
         results = compare(recipe, tmp_path / "out")
-    seeds = {(each["method"], each["reference"]): each["seeds"] for each in results["comparisons"]}
+    seeds = {(pair["method"], pair["reference"]): pair["seeds"] for pair in results["comparisons"]}
     assert seeds[("lora", "baseline")] == 1
     assert seeds[("pre_projection", "baseline")] == 2
     shutil.rmtree(tmp_path / "out" / "runs")
@@ -595,7 +598,7 @@ def test_a_run_without_finite_scores_counts_as_diverged(model_folder, tmp_path, 
     assert results["complete"]
     runs = results["methods"]["lora"]["runs"].values()
     assert [(run["train"]["diverged_step"], run["evaluation"]) for run in runs] == [(steps, {})] * len(runs)
-    assert {each["method"] for each in results["comparisons"]} == {"pre_projection"}
+    assert {comparison["method"] for comparison in results["comparisons"]} == {"pre_projection"}
     assert any(f"lora, seed 0: diverged at step {steps}" in warning for warning in results["warnings"])
     assert compare(recipe, out, resume=True)["comparisons"] == results["comparisons"]
 

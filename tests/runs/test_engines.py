@@ -60,24 +60,24 @@ def straight(recipe, tmp_path_factory):
 
 def content(out: Path) -> dict:
     """Return every file of a run folder but kept answers and times: numbers of JSON files, the bytes of others."""
-    found = {}
-    for path in sorted(each for each in out.rglob("*") if each.is_file() and each.parent.name != ".answers"):
+    contents = {}
+    for path in sorted(path for path in out.rglob("*") if path.is_file() and path.parent.name != ".answers"):
         if path.name == COSTS:  # measured where there is time for it
             continue
         if path.suffix == ".json":
-            found[str(path.relative_to(out))] = numbers(read_json(path))
+            contents[str(path.relative_to(out))] = numbers(read_json(path))
         elif path.suffix == ".jsonl":
-            found[str(path.relative_to(out))] = numbers(lines(path))
+            contents[str(path.relative_to(out))] = numbers(lines(path))
         else:
-            found[str(path.relative_to(out))] = path.read_bytes()
-    return found
+            contents[str(path.relative_to(out))] = path.read_bytes()
+    return contents
 
 
 def assert_equal(out: Path, other: Path) -> None:
-    found, expected = content(out), content(other)
-    assert found.keys() == expected.keys()
+    contents, expected = content(out), content(other)
+    assert contents.keys() == expected.keys()
     for name in expected:
-        assert found[name] == expected[name], name
+        assert contents[name] == expected[name], name
 
 
 class Log(Progress):
@@ -319,16 +319,16 @@ class Command:
         )
 
     @property
-    def said(self):
+    def log(self):
         return (self.out.parent / "log.txt").read_text()
 
     def wait_for(self, run, step):
         """Wait until a run has done some steps; return its worker."""
         metrics, deadline = MetricsFile(self.out / "runs" / run / "seed-0" / "metrics.jsonl"), time.monotonic() + 300
         while (last := metrics.last()) is None or last.step < step:
-            assert time.monotonic() < deadline and self.process.poll() is None, self.said  # noqa: PT018
+            assert time.monotonic() < deadline and self.process.poll() is None, self.log  # noqa: PT018
             time.sleep(0.02)
-        return psutil.Process(int(re.findall(rf"{run} · seed 0: train on \S+:(\d+)", self.said)[-1]))
+        return psutil.Process(int(re.findall(rf"{run} · seed 0: train on \S+:(\d+)", self.log)[-1]))
 
     def interrupt(self, number, worker):
         """Send the command a signal, which must end it and its processes within seconds; return its exit code."""
@@ -353,7 +353,7 @@ def goes_on_whoever_ends(study, straight, out, number, *options):
     second = command.wait_for("one", MetricsFile(run / "metrics.jsonl").last().step + 40)
     assert second.pid != first.pid
     assert command.interrupt(number, second) == 128 + number
-    assert re.search(r"one · seed 0: its worker ended \(.+\); another one goes on from the newest", command.said)
+    assert re.search(r"one · seed 0: its worker ended \(.+\); another one goes on from the newest", command.log)
     assert 40 < saved() == MetricsFile(run / "metrics.jsonl").last().step < study.training.steps  # where it was stopped
     assert [path.name for path in out.iterdir() if path.name in (".locks", ".queue")] == []
 

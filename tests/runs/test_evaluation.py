@@ -32,9 +32,9 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 def folder(tmp_path_factory):
     """Three random models: two of one architecture with different tokenizers, and one with a shorter context."""
     folder = tmp_path_factory.mktemp("models")
-    for place, (name, vocabulary, positions) in enumerate((("a", 300, 1024), ("b", 400, 1024), ("c", 300, 640))):
+    for index, (name, vocabulary, positions) in enumerate((("a", 300, 1024), ("b", 400, 1024), ("c", 300, 640))):
         tokenizer = train_tokenizer(documents("base", count=50), vocabulary)
-        torch.manual_seed(place)
+        torch.manual_seed(index)
         shape = {"model_type": "gpt_neox", **SIZES, "max_position_embeddings": positions, "initializer_range": 0.3}
         build_model(shape, tokenizer=tokenizer).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
@@ -65,10 +65,10 @@ def outcome(folder):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(variants, "load_base", load)
-        found = evaluate(
+        results = evaluate(
             *settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=folder / "out"
         )
-    return found, folder / "out", alive
+    return results, folder / "out", alive
 
 
 def test_one_model_is_in_memory_at_a_time_with_the_scores_that_it_has_alone(outcome, folder):
@@ -97,18 +97,18 @@ def test_bits_per_byte_are_those_of_the_text_whatever_the_tokenizer(outcome, fol
 
 
 def test_every_pair_is_compared_with_one_correction(outcome):
-    found, out, _ = outcome
-    pairs = [(one.method, one.other, one.task) for one in found.verdicts]
+    results, out, _ = outcome
+    pairs = [(one.method, one.other, one.task) for one in results.verdicts]
     assert pairs == [(*pair, task) for pair in (("b", "a"), ("c", "a"), ("c", "b")) for task in TASKS]
     largest = 0.0
-    tested = sorted((one for one in found.verdicts if one.p is not None), key=lambda one: one.p)
-    for place, one in enumerate(tested):
-        largest = max(largest, min(1.0, (len(tested) - place) * one.p))
+    tested = sorted((one for one in results.verdicts if one.p is not None), key=lambda one: one.p)
+    for index, one in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - index) * one.p))
         assert one.p_corrected == pytest.approx(largest)
         assert one.family == len(tested)
     (one,) = (
         one
-        for one in found.comparisons
+        for one in results.comparisons
         if (one.method, one.reference, one.task, one.metric) == ("c", "b", TASKS[0], "acc")
     )
     right = [
@@ -119,8 +119,8 @@ def test_every_pair_is_compared_with_one_correction(outcome):
 
 
 def test_what_does_not_compare_across_models_is_said(outcome, folder):
-    found, _, _ = outcome
-    tokens, windows = found.warnings[:2]
+    results, _, _ = outcome
+    tokens, windows = results.warnings[:2]
     assert tokens.startswith("paper_wikitext: scored per token, and the models have different tokenizers")
     assert windows.startswith("tinyworld_text, paper_wikitext: the models have context windows of different lengths")
     assert "c 640" in windows
@@ -131,11 +131,11 @@ def test_what_does_not_compare_across_models_is_said(outcome, folder):
 
 
 def test_the_same_call_continues_and_another_is_refused(outcome, folder, monkeypatch):
-    found, out, _ = outcome
-    assert load_results(out, "evaluation") == found
+    results, out, _ = outcome
+    assert load_results(out, "evaluation") == results
     assert set(read_json(out / "evaluation.json")["models"]) == {"a", "b", "c"}
     again = evaluate(*settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=out)
-    assert again.comparisons == found.comparisons
+    assert again.comparisons == results.comparisons
     assert all(score.reused for variant in again.variants.values() for score in variant.scores.values())
     monkeypatch.setattr(variants, "load_base", lambda *_, **__: pytest.fail("loaded"))
     for names, key in (("ab", "models.c.name"), ("abc", "settings.num_fewshot")):
@@ -159,11 +159,11 @@ def test_models_that_leave_out_other_documents_are_scored_and_not_compared_there
     ending = {"output_type": "loglikelihood", "doc_to_text": "{{text}}", "doc_to_target": "{{word}}"}
     write_task(tmp_path, "words", **ending, target_delimiter="", metric_list=[{"metric": "acc"}])
     chosen = EvaluationSettings(tasks=("words", "tinyworld_endings"), limit=25, include_path=str(tmp_path))
-    found = evaluate(*settings_of(folder, "ab"), settings=chosen)
-    assert [variant.scores["words"].n for variant in found.variants.values()] == [25, 24]
-    assert {each.task for each in found.comparisons} == {"tinyworld_endings"}
-    assert any(text.startswith("words: not compared") and "(a 25, b 24)" in text for text in found.warnings)
-    assert any(text.startswith("words: 1 of 25 documents cannot be scored") for text in found.warnings)
+    results = evaluate(*settings_of(folder, "ab"), settings=chosen)
+    assert [variant.scores["words"].n for variant in results.variants.values()] == [25, 24]
+    assert {comparison.task for comparison in results.comparisons} == {"tinyworld_endings"}
+    assert any(text.startswith("words: not compared") and "(a 25, b 24)" in text for text in results.warnings)
+    assert any(text.startswith("words: 1 of 25 documents cannot be scored") for text in results.warnings)
 
 
 def test_a_larger_limit_scores_only_new_documents(folder, tmp_path):
@@ -172,8 +172,8 @@ def test_a_larger_limit_scores_only_new_documents(folder, tmp_path):
     def scored(**limits):
         given = {"tasks": {name: {"limit": limit} for name, limit in limits.items()}}
         settings = EvaluationSettings(**given)
-        found = evaluate(settings_of(folder, "a")[0], settings=settings, output=tmp_path / "out")
-        return {name: (score.n, score.reused) for name, score in found.variants["base"].scores.items()}
+        results = evaluate(settings_of(folder, "a")[0], settings=settings, output=tmp_path / "out")
+        return {name: (score.n, score.reused) for name, score in results.variants["base"].scores.items()}
 
     choices = len(items("endings")[0]["endings"])
     names = {"tinyworld_endings": 4, "tinyworld_text": 2}
@@ -190,8 +190,8 @@ def test_a_larger_limit_scores_only_new_documents(folder, tmp_path):
     with pytest.raises(HfpatchError, match="holds 6 documents of tinyworld_endings, and --limit asks for the first 5"):
         scored(**{**grown, "tinyworld_endings": 5})
     settings = EvaluationSettings(tasks=tuple(names))
-    found = evaluate(settings_of(folder, "a")[0], settings=settings, output=tmp_path / "out")
-    assert found.variants["base"].scores["tinyworld_text"].n == len(items("text"))
+    results = evaluate(settings_of(folder, "a")[0], settings=settings, output=tmp_path / "out")
+    assert results.variants["base"].scores["tinyworld_text"].n == len(items("text"))
     with pytest.raises(HfpatchError, match="holds all documents of tinyworld_endings"):
         scored(**grown)
 
@@ -228,8 +228,8 @@ def test_models_that_cannot_be_compared_are_refused_before_any_is_scored(
 
 
 def test_a_model_outside_its_known_score_stops_the_comparison(folder, monkeypatch):
-    known = known_scores.KnownScore(str(folder / "b"), ("main",), "tinyworld_endings", "acc", 0.99, 24, "x")
-    monkeypatch.setattr(known_scores, "KNOWN_SCORES", (known,))
+    known_score = known_scores.KnownScore(str(folder / "b"), ("main",), "tinyworld_endings", "acc", 0.99, 24, "x")
+    monkeypatch.setattr(known_scores, "KNOWN_SCORES", (known_score,))
     with pytest.raises(HfpatchError, match=r"0\.990 .*--allow-unknown-base evaluates the other models anyway"):
         evaluate(*settings_of(folder, "ab"), settings=evaluation_of("tinyworld_endings"))
     chosen = evaluation_of("tinyworld_endings", allow_unknown_base=True)
@@ -243,8 +243,8 @@ def test_models_that_differ_in_their_template_alone_differ_where_it_is_used(fold
     given = [ModelSettings(name=str(tmp_path / name)) for name in ("one", "two")]
     with pytest.raises(HfpatchError, match="two is the same model as one"):
         evaluate(*given, settings=evaluation_of("tinyworld_endings"))
-    found = evaluate(*given, settings=evaluation_of("tinyworld_endings", apply_chat_template=True))
-    one, two = (found.variants[name] for name in ("one", "two"))
+    results = evaluate(*given, settings=evaluation_of("tinyworld_endings", apply_chat_template=True))
+    one, two = (results.variants[name] for name in ("one", "two"))
     assert one.model["identity"]["tokenizer"] != two.model["identity"]["tokenizer"]
     assert one.scores["tinyworld_endings"].prompts_sha256 != two.scores["tinyworld_endings"].prompts_sha256
     assert one.model["sha256"] == two.model["sha256"]

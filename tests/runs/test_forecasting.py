@@ -96,20 +96,21 @@ def planned(empty):
 
 def test_primary_questions_are_planned_with_the_variance_of_an_earlier_run(planned):
     """Two seeds and 24 documents where the earlier run had four and 40."""
-    own, other, _ = planned.questions
-    assert (own.like, other.like) == (PAIR, PAIR)
-    assert (own.seeds, own.documents, own.metric, own.margin) == (2, DOCUMENTS, "bits_per_byte", 0.3)
+    question, other, _ = planned.questions
+    assert (question.like, other.like) == (PAIR, PAIR)
+    assert (question.seeds, question.documents) == (2, DOCUMENTS)
+    assert (question.metric, question.margin) == ("bits_per_byte", 0.3)
     times = math.sqrt(40 / DOCUMENTS)
     design = Design((0.02 * times, 23), (0.03 * times * math.sqrt(2), 1), estimate_freedom=3)
-    assert own.difference == pytest.approx(design.smallest_difference(0.025))
-    assert own.smallest_margin == pytest.approx(design.smallest_margin(0.025))
-    needed = design.with_seeds(own.seeds_needed).with_documents(own.documents_needed)
+    assert question.difference == pytest.approx(design.smallest_difference(0.025))
+    assert question.smallest_margin == pytest.approx(design.smallest_margin(0.025))
+    needed = design.with_seeds(question.seeds_needed).with_documents(question.documents_needed)
     assert needed.decides("gain", 0.0, 0.025, 0.3) >= 0.8
     # both methods' runs, in proportion to their documents
     kinds = [planned.kinds[planned.methods[name].kind] for name in PAIR]
     a_seed = sum(7 * kind.step_s + sum(kind.evaluation_s.values()) for kind in kinds)
-    more = sum(kind.evaluation_s["tinyworld_text"] for kind in kinds) * (own.documents_needed / DOCUMENTS - 1)
-    blocks = (own.seconds / own.seeds_needed - a_seed - more) / sum(kind.step_s for kind in kinds) * 4 * 3 / 2
+    more = sum(kind.evaluation_s["tinyworld_text"] for kind in kinds) * (question.documents_needed / DOCUMENTS - 1)
+    blocks = (question.seconds / question.seeds_needed - a_seed - more) / sum(kind.step_s for kind in kinds) * 4 * 3 / 2
     assert blocks == pytest.approx(round(blocks), abs=1e-6)  # of held-out text, twice at a third of a step's time
     assert round(blocks) > 0
 
@@ -231,7 +232,7 @@ def test_what_no_time_is_left_for_is_estimated_and_said(monkeypatch):
     now = itertools.count(step=40.0)
     monkeypatch.setattr("hfpatch.runs.measuring.time.perf_counter", lambda: next(now))
     planned = forecast(make_recipe(), seconds=20)
-    said = next(warning for warning in planned.warnings if warning.startswith("No time was left to measure"))
+    untimed = next(warning for warning in planned.warnings if warning.startswith("No time was left to measure"))
     first, other = planned.tasks["tinyworld_cloze"], planned.tasks["tinyworld_text"]
     assert first.timed
     assert not other.timed
@@ -241,7 +242,7 @@ def test_what_no_time_is_left_for_is_estimated_and_said(monkeypatch):
     assert [kind.step_share is not None for kind in kinds] == [True] + [False] * (len(kinds) - 1)
     assert len(kinds) == 2
     assert len({kind.step_s for kind in kinds}) == 1
-    assert all(name in said for name in ("tinyworld_text", list(planned.kinds)[-1]))
+    assert all(name in untimed for name in ("tinyworld_text", list(planned.kinds)[-1]))
     assert sum("what differences it can show is not known" in warning for warning in planned.warnings) == 2
 
 

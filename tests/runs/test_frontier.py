@@ -80,8 +80,8 @@ def test_a_budget_more_trains_only_what_is_new(two, read, tmp_path):
     assert all(line.exchange is not None for line in others if line.method != "lora")
     pairs = [("pre@192", "lora@192"), ("pre@480", "lora@480")]
     assert after.pairs["lora"] == pairs
-    tested = [each for each in after.answers("lora") if each.task == "held_out_text"]
-    assert [(each.role, each.family) for each in tested] == [("primary", len(pairs))] * len(pairs)
+    tested = [verdict for verdict in after.answers("lora") if verdict.task == "held_out_text"]
+    assert [(verdict.role, verdict.family) for verdict in tested] == [("primary", len(pairs))] * len(pairs)
     assert json.loads((out / "results.json").read_text())["frontier"]["reference"] == "lora"
 
 
@@ -122,7 +122,7 @@ def read_identity(out, name):
 
 
 def test_the_plan_counts_what_is_run(read):
-    found = forecast(read(), seconds=0.1)
-    assert sorted(found.methods) == ["heat", "lora@192", "pre@192", "pre@64"]
-    assert (found.work["train"].units, found.work["evaluate"].units) == (8, 9)
-    assert any(warning.startswith("lora@64 is left out") for warning in found.warnings)
+    planned = forecast(read(), seconds=0.1)
+    assert sorted(planned.methods) == ["heat", "lora@192", "pre@192", "pre@64"]
+    assert (planned.work["train"].units, planned.work["evaluate"].units) == (8, 9)
+    assert any(warning.startswith("lora@64 is left out") for warning in planned.warnings)

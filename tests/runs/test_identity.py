@@ -95,7 +95,7 @@ class Mine(GPTNeoXForCausalLM):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def folder(tmp_path_factory):
     """A base with a chat template, tasks, a text and a method of one's own, and a comparison of it that is complete."""
     folder = tmp_path_factory.mktemp("identity")
     texts = list(documents("base", count=60))
@@ -124,27 +124,27 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture
-def restored(place):
-    """The place; its files are put back afterwards."""
-    kept = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-    yield place
-    for path in {path for path in place.rglob("*") if path.is_file()} - set(kept):
+def restored(folder):
+    """``folder``, with its files put back afterwards."""
+    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    yield folder
+    for path in {path for path in folder.rglob("*") if path.is_file()} - set(kept):
         path.unlink()
     for path, content in kept.items():
         path.write_bytes(content)
     sys.modules.pop("mine_of_identity", None)
 
 
-def recipe(place: Path, *others: str) -> Recipe:
+def recipe(folder: Path, *others: str) -> Recipe:
     """Return the recipe, with a LoRA under these names beside the method of one's own."""
     return Recipe.model_validate(
         {
             "name": "small",
-            "model": {"name": str(place / "base")},
-            "data": {"source": str(place / "text.txt"), "block_size": 32},
+            "model": {"name": str(folder / "base")},
+            "data": {"source": str(folder / "text.txt"), "block_size": 32},
             "training": {"steps": 2, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2},
-            "evaluation": settings(place).model_dump(),
-            "retention": {"texts": {"kept": {"source": str(place / "kept.txt")}}, "tasks": []},
+            "evaluation": settings(folder).model_dump(),
+            "retention": {"texts": {"kept": {"source": str(folder / "kept.txt")}}, "tasks": []},
             "methods": {
                 "baseline": [],
                 "mine": [{"type": "mine_of_identity:Mine"}],
@@ -154,14 +154,14 @@ def recipe(place: Path, *others: str) -> Recipe:
     )
 
 
-def settings(place: Path, **changed) -> EvaluationSettings:
-    given = {"tasks": TASKS, "include_path": str(place / "tasks"), "limit": 6, "num_fewshot": 1, **changed}
+def settings(folder: Path, **changed) -> EvaluationSettings:
+    given = {"tasks": TASKS, "include_path": str(folder / "tasks"), "limit": 6, "num_fewshot": 1, **changed}
     return EvaluationSettings.model_validate(given)
 
 
 def replaced(name, before, after):
-    def change(place):
-        path = place / name
+    def change(folder):
+        path = folder / name
         text = path.read_text()
         assert before in text
         path.write_text(text.replace(before, after))
@@ -169,9 +169,9 @@ def replaced(name, before, after):
     return change
 
 
-def add_a_word(place):
+def add_a_word(folder):
     """A word of the tokenizer that no text has changes its id with another: the same tokens otherwise."""
-    path = place / "base" / "tokenizer.json"
+    path = folder / "base" / "tokenizer.json"
     content = json.loads(path.read_text())
     words = content["model"]["vocab"]
     words["e"], words["a"] = words["a"], words["e"]
@@ -179,13 +179,13 @@ def add_a_word(place):
 
 
 def edit_json(name, **changed):
-    return lambda place: (place / name).write_text(json.dumps(json.loads((place / name).read_text()) | changed))
+    return lambda folder: (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changed))
 
 
-def edit_the_weights(place):
+def edit_the_weights(folder):
     from safetensors.torch import load_file, save_file
 
-    path = place / "base" / "model.safetensors"
+    path = folder / "base" / "model.safetensors"
     tensors = load_file(path)
     next(iter(tensors.values())).view(-1)[0] += 0.5
     save_file(tensors, path, metadata={"format": "pt"})
@@ -239,9 +239,9 @@ def test_a_run_does_not_grow_where_a_source_has_changed(restored, source):
 
 
 def test_a_run_grows_where_nothing_has_changed(restored):
-    found = compare(recipe(restored, "lora"), restored / "out", resume=True)
-    assert set(found["methods"]) == {"baseline", "mine", "lora"}
-    assert not [warning for warning in found["warnings"] if "computed with" in warning]
+    results = compare(recipe(restored, "lora"), restored / "out", resume=True)
+    assert set(results["methods"]) == {"baseline", "mine", "lora"}
+    assert not [warning for warning in results["warnings"] if "computed with" in warning]
 
 
 @pytest.mark.parametrize(
@@ -293,26 +293,26 @@ def test_every_setting_is_tried():
 class Scored:
     """Evaluations of the base, each made once, with a cache of their answers and without."""
 
-    def __init__(self, place, cache):
-        self.base, self.place, self.cache = load_base(str(place / "base")), place, cache
-        others = place.parent / f"{place.name}-others"
+    def __init__(self, folder, cache):
+        self.base, self.folder, self.cache = load_base(str(folder / "base")), folder, cache
+        others = folder.parent / f"{folder.name}-others"
         if not others.exists():
             write_tasks(
                 others,
                 [
                     line["text"] + " " + line["word"]
-                    for line in map(json.loads, (place / "tasks" / "rows.jsonl").open())
+                    for line in map(json.loads, (folder / "tasks" / "rows.jsonl").open())
                 ],
             )
             for name in ("own_code.yaml", "scoring.py", "factor.txt"):
-                (others / name).write_text((place / "tasks" / name).read_text().replace("Hm", "So"))
+                (others / name).write_text((folder / "tasks" / name).read_text().replace("Hm", "So"))
         self.others, self._known = others, {}
 
     def __call__(self, changed, *, cached=False):
         changed = {**changed, **({"include_path": str(self.others)} if "include_path" in changed else {})}
         key = json.dumps([changed, cached], sort_keys=True)
         if key not in self._known:
-            asked = settings(self.place, **changed)
+            asked = settings(self.folder, **changed)
             storage = Storage(answers=self.cache if cached else None, base_sha256=self.base.sha256)
             scores = evaluate(self.base.model, self.base.tokenizer, select(asked), storage=storage)
             self._known[key] = asked, scores
@@ -320,14 +320,14 @@ class Scored:
 
 
 @pytest.fixture(scope="module")
-def scored(place, tmp_path_factory):
-    rows = place / "tasks" / "rows.jsonl"
+def scored(folder, tmp_path_factory):
+    rows = folder / "tasks" / "rows.jsonl"
     lines = [json.loads(line) | {"half": str(number % 3)} for number, line in enumerate(rows.read_text().splitlines())]
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = Scored(place, tmp_path_factory.mktemp("answers"))
+    scorer = Scored(folder, tmp_path_factory.mktemp("answers"))
     for before, _ in SETTINGS.values():
-        found(before, cached=True)  # answers that a change must not be given
-    return found
+        scorer(before, cached=True)  # answers that a change must not be given
+    return scorer
 
 
 def results_of(asked, scores, **model) -> ComparisonResults:
@@ -353,8 +353,8 @@ def alike(first, second):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_that_changes_a_score_is_told_apart_in_all_places(place, scored, tmp_path, name):
-    before, after = (scored(each) for each in SETTINGS[name])
+def test_a_setting_that_changes_a_score_is_told_apart_in_all_places(folder, scored, tmp_path, name):
+    before, after = (scored(chosen) for chosen in SETTINGS[name])
     first, second = results_of(*before), results_of(*after)
     new = {task: task_identity(score) for task, score in after[1].items()}
     # the cache
@@ -365,17 +365,17 @@ def test_a_setting_that_changes_a_score_is_told_apart_in_all_places(place, score
         return
     # a resumed run, by its recipe and, whatever that says, by its scores
     assert not alike(before[1], after[1]) or name in ("seed", "gen_kwargs")  # on this model
-    write_text(tmp_path / "recipe.yaml", recipe(place).model_copy(update={"evaluation": before[0]}).to_yaml())
+    write_text(tmp_path / "recipe.yaml", recipe(folder).model_copy(update={"evaluation": before[0]}).to_yaml())
     for run in ("baseline", "mine"):
         (tmp_path / "runs" / run).mkdir(parents=True)
-    assert changes(tmp_path, recipe(place).model_copy(update={"evaluation": after[0]}))[1]
+    assert changes(tmp_path, recipe(folder).model_copy(update={"evaluation": after[0]}))[1]
     if name != "cluster":  # which decides no score but its interval
         write_json(tmp_path / "result.json", {"evaluation": {task: s.to_json() for task, s in before[1].items()}})
         with pytest.raises(HfpatchError, match="its scores on own_"):
             check_scores(tmp_path / "result.json", new)
     # a joint report and the explorer
     assert merge({"first": first, "second": second}).results is None
-    axes = [{entry.axis for entry in entries(each)} for each in (first, second)]
+    axes = [{entry.axis for entry in entries(results)} for results in (first, second)]
     assert axes[0] != axes[1]
 
 
@@ -411,18 +411,16 @@ def test_reports_of_several_runs_show_each_thing_on_the_list(change, name):
     raw, other = example(), copy.deepcopy(example())
     change(other, name)
     runs = {"first": ComparisonResults.model_validate(raw), "second": ComparisonResults.model_validate(other)}
-    found = merge(runs)
-    assert [check.what for check in found.checks if check.verdict != SAME]
+    merged = merge(runs)
+    assert [check.what for check in merged.checks if check.verdict != SAME]
     if change is with_task or name not in ("tokenizer", *COMPUTED_WITH):
-        assert found.results is None
+        assert merged.results is None
     else:
-        assert found.results.warnings != merge({"first": runs["first"], "second": runs["first"]}).results.warnings
+        assert merged.results.warnings != merge({"first": runs["first"], "second": runs["first"]}).results.warnings
     shown = html(explorer_document([Source(label, results) for label, results in runs.items()]))
     alike = html(explorer_document([Source(label, runs["first"]) for label in runs]))
     assert shown != alike
-    assert (
-        len({entry.axis for each in runs.values() for entry in entries(each)}) > 3 or "computed with another" in shown
-    )
+    assert len({entry.axis for run in runs.values() for entry in entries(run)}) > 3 or "computed with another" in shown
 
 
 # --- every key of a recipe --------------------------------------------------------------------------------------------
@@ -483,29 +481,29 @@ def test_every_key_is_tried_and_only_these_are_free():
     assert FREE == NOT_IDENTITY
 
 
-@pytest.mark.parametrize(("section", "key"), EACH_KEY, ids=[".".join(each) for each in EACH_KEY])
+@pytest.mark.parametrize(("section", "key"), EACH_KEY, ids=[".".join(names) for names in EACH_KEY])
 @pytest.mark.filterwarnings("ignore:Pydantic serializer")
 def test_a_run_resumes_with_no_other_value_of_a_key_that_decides(section, key, tmp_path, monkeypatch):
     given = KEYS[section][key]
     before, after = given if isinstance(given, tuple) else ({}, given)
     base = Recipe.model_validate(BASE)  # it, and it with one key changed, need not be possible as a whole
     old = getattr(base, section).model_copy(update=before)
-    first, second = (base.model_copy(update={section: each}) for each in (old, old.model_copy(update={key: after})))
+    first, second = (base.model_copy(update={section: part}) for part in (old, old.model_copy(update={key: after})))
     monkeypatch.setattr("hfpatch.runs.folder.load_recipe", lambda path, **_: first)
     for run in ("baseline", "lora"):
         (tmp_path / "runs" / run).mkdir(parents=True)
     assert bool(changes(tmp_path, second)[1]) == (f"{section}.{key}" not in FREE)
     raw, other = example(), example()
     if section == "model":
-        for each, facts in ((first, raw), (second, other)):
-            facts["model"] |= {"dtype": each.model.dtype, "loading": each.model.describe()}
+        for chosen, facts in ((first, raw), (second, other)):
+            facts["model"] |= {"dtype": chosen.model.dtype, "loading": chosen.model.describe()}
         differ = base_identity(raw["model"]) != base_identity(other["model"])
         assert differ == (
             key not in (*NOT_OF_MODEL, "name", "gguf_file", "revision")
         )  # these are known by the hash of the weights
     if section == "training":
-        for each, facts in ((first, raw), (second, other)):
-            facts["training"] = each.training.model_dump(mode="json")
+        for chosen, facts in ((first, raw), (second, other)):
+            facts["training"] = chosen.training.model_dump(mode="json")
         runs = {"a": ComparisonResults.model_validate(raw), "b": ComparisonResults.model_validate(other)}
         assert [check.what for check in merge(runs).checks if check.verdict == "differs"] or key == "seeds"
         if key != "seeds":

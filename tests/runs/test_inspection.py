@@ -41,61 +41,61 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(run):
+def results(run):
     return inspect(MODEL, run / "patch")
 
 
-def test_every_analysis_is_made(found):
-    told = found.to_json()
+def test_every_analysis_is_made(results):
+    raw = results.to_json()
     layers = [0, 1, 2, 3]
     for name in ("skip_norms", "skip_sizes", "pre_projection_sizes", "query_sizes", "linearised"):
-        assert [each["layer"] for each in told[name]] == layers, name
-    assert [each["layer"] for each in told["sites"]] == layers
-    assert len(told["relations"]) == len(told["relations_patched"]) == 16
-    assert len(told["attention"]) == len(told["attention_patched"]) == 16
-    assert told["attention"] != told["attention_patched"]
-    assert [each["layer"] for each in told["ablations"]["without"]] == [*layers, None]
-    assert told["gauge"] < 1e-8
-    assert told["parameters"]["added"] == found.summary.added > 0
-    assert told["text"]["tokens"] >= 2048
-    assert told["run"]["steps"] == 5
-    assert told["notes"] == []
-    kinds = {each["tensor"] for each in told["movement"]}
-    assert len(told["movement"]) == len(told["gradients"]) == 4 * len(kinds)
-    unmoved = {each["tensor"].split(".")[-3]: each["unmoved"] == each["weights"] for each in told["movement"]}
+        assert [row["layer"] for row in raw[name]] == layers, name
+    assert [row["layer"] for row in raw["sites"]] == layers
+    assert len(raw["relations"]) == len(raw["relations_patched"]) == 16
+    assert len(raw["attention"]) == len(raw["attention_patched"]) == 16
+    assert raw["attention"] != raw["attention_patched"]
+    assert [row["layer"] for row in raw["ablations"]["without"]] == [*layers, None]
+    assert raw["gauge"] < 1e-8
+    assert raw["parameters"]["added"] == results.summary.added > 0
+    assert raw["text"]["tokens"] >= 2048
+    assert raw["run"]["steps"] == 5
+    assert raw["notes"] == []
+    kinds = {row["tensor"] for row in raw["movement"]}
+    assert len(raw["movement"]) == len(raw["gradients"]) == 4 * len(kinds)
+    unmoved = {row["tensor"].split(".")[-3]: row["unmoved"] == row["weights"] for row in raw["movement"]}
     assert unmoved["preproj_up"]
     assert not unmoved["preproj_down"]
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert json.loads(json.dumps(raw, allow_nan=False)) == raw
 
 
-def figures_of(found):
-    return [*inspection_document(found, figures(found)).parts[0].figures]
+def figures_of(results):
+    return [*inspection_document(results, figures(results)).parts[0].figures]
 
 
-def test_the_numbers_are_those_of_the_analyses(found, run):
+def test_the_numbers_are_those_of_the_analyses(results, run):
     from hfpatch.surgery.folder import load_patch
 
     model = load_patch(load_base(MODEL.name).model, run / "patch")
-    assert found.skip_norms == skip_norms(model)
-    cells = tables_of(found)
-    assert cells["What the patch adds"][2][2] == f"{found.skip_norms[2].norm:.3g}"
+    assert results.skip_norms == skip_norms(model)
+    cells = tables_of(results)
+    assert cells["What the patch adds"][2][2] == f"{results.skip_norms[2].norm:.3g}"
     kept = {row[0]: row[-1] for row in cells["Training"]}
     assert (kept["preproj_down"], kept["preproj_up"]) == ("50.0%", "–")
     assert cells["Without one layer's adapters"][-1][0] == "all"
-    shares = [each.here.symmetric for each in found.relations if each.layer == 1]
+    shares = [relation.here.symmetric for relation in results.relations if relation.layer == 1]
     expected = f"{sum(shares) / 4:.2f} [{min(shares):.2f}, {max(shares):.2f}]"
     assert cells["Q-K relation"][1][2] == expected
 
 
 def test_a_base_alone_shows_its_relation_and_says_nothing_of_patches():
-    found = inspect(MODEL, None)
-    assert len(found.relations) == 16
-    assert [*tables_of(found)] == ["Attention branches", "Attention on the text", *RELATION]
-    assert figures_of(found) == ["attention", "relation", "offsets"]
+    results = inspect(MODEL, None)
+    assert len(results.relations) == 16
+    assert [*tables_of(results)] == ["Attention branches", "Attention on the text", *RELATION]
+    assert figures_of(results) == ["attention", "relation", "offsets"]
 
 
-@pytest.mark.parametrize(("norm", "told"), [("RMSNorm", "gains are: B ="), ("LayerNorm", "B stands before them")])
-def test_norms_behind_the_projections_are_named(monkeypatch, norm, told):
+@pytest.mark.parametrize(("norm", "reason"), [("RMSNorm", "gains are: B ="), ("LayerNorm", "B stands before them")])
+def test_norms_behind_the_projections_are_named(monkeypatch, norm, reason):
     def with_norms(*arguments, **options):
         base = load_base(*arguments, **options)
         for layer in base.model.gpt_neox.layers:
@@ -105,7 +105,7 @@ def test_norms_behind_the_projections_are_named(monkeypatch, norm, told):
     monkeypatch.setattr(inspection, "load_base", with_norms)
     (note,) = inspect(MODEL, None).notes
     assert note.startswith("Q-K relation: queries and keys are normed behind W_Q and W_K")
-    assert told in note
+    assert reason in note
 
 
 def test_a_model_from_scratch_shows_its_own_f(tmp_path):
@@ -116,30 +116,30 @@ def test_a_model_from_scratch_shows_its_own_f(tmp_path):
         build_model(architecture, tokenizer=tokenizer).save_pretrained(tmp_path / path)
         tokenizer.save_pretrained(tmp_path / path)
     (text := tmp_path / "stories.txt").write_text("One day.\n<|endoftext|>\nAnother day, another walk.\n" * 40)
-    found = inspect(ModelSettings(name=str(tmp_path / "nonlinear")), None, text=str(text), tokens=60)
-    assert [(each.layer, each.adapter, each.target) for each in found.query_sizes] == [
+    results = inspect(ModelSettings(name=str(tmp_path / "nonlinear")), None, text=str(text), tokens=60)
+    assert [(row.layer, row.adapter, row.target) for row in results.query_sizes] == [
         (0, "own", "query"), (1, "own", "query"),
     ]  # fmt: skip
-    assert all(len(each.head_sizes) == 2 and each.size > 0 for each in found.query_sizes)
-    assert any("counts as 0" in note for note in found.notes)
-    assert tables_of(found)["What f adds to its anchor"][1][1] == f"{found.query_sizes[1].size:.3g}"
-    assert figures_of(found) == ["queries", "attention", "relation", "offsets"]
-    untold = inspect(ModelSettings(name=str(tmp_path / "nonlinear")), None)
-    assert untold.query_sizes == []
-    assert any("give text with --text" in note for note in untold.notes)
+    assert all(len(row.head_sizes) == 2 and row.size > 0 for row in results.query_sizes)
+    assert any("counts as 0" in note for note in results.notes)
+    assert tables_of(results)["What f adds to its anchor"][1][1] == f"{results.query_sizes[1].size:.3g}"
+    assert figures_of(results) == ["queries", "attention", "relation", "offsets"]
+    without_text = inspect(ModelSettings(name=str(tmp_path / "nonlinear")), None)
+    assert without_text.query_sizes == []
+    assert any("give text with --text" in note for note in without_text.notes)
     assert inspect(ModelSettings(name=str(tmp_path / "identity")), None).notes == []
 
 
 def test_without_text_what_needs_it_is_noted(run, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(checkpoint("gpt-neox"), model)
-    found = inspect(ModelSettings(name=str(model)), run / "patch")
-    assert found.text is None
-    assert found.skip_norms
-    assert found.ablations is None
-    assert any("--text" in note for note in found.notes)
-    assert any("not shown for 4 layers whose query is not linear" in note for note in found.notes)
-    assert figures_of(found) == ["skips", "relation", "offsets"]
+    results = inspect(ModelSettings(name=str(model)), run / "patch")
+    assert results.text is None
+    assert results.skip_norms
+    assert results.ablations is None
+    assert any("--text" in note for note in results.notes)
+    assert any("not shown for 4 layers whose query is not linear" in note for note in results.notes)
+    assert figures_of(results) == ["skips", "relation", "offsets"]
 
 
 def test_the_command_prints_tables_json_and_a_page(capsys, tmp_path, run):
@@ -175,7 +175,7 @@ def test_text_that_is_not_there_is_one_line(capsys, tmp_path):
 
 def test_too_few_tokens_for_the_fit_are_noted_and_the_rest_is_shown(run, tmp_path):
     (text := tmp_path / "short.jsonl").write_text('{"text": "Anna took the lamp."}\n' * 6)
-    found = inspect(MODEL, run / "patch", text=str(text))
-    assert found.linearised == []
-    assert any("too few to fit" in note for note in found.notes)
-    assert found.ablations is not None
+    results = inspect(MODEL, run / "patch", text=str(text))
+    assert results.linearised == []
+    assert any("too few to fit" in note for note in results.notes)
+    assert results.ablations is not None

@@ -216,18 +216,18 @@ def test_processes_that_share_a_folder(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)]), "OMP_NUM_THREADS": "1"}
     done = forked.python([tests / "share_a_folder.py", tmp_path], env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["train"] == [0, 0]  # two methods at once
-    assert told["first_trained"] == ["lora · seed 0"]  # what they trained was not trained again
-    assert told["second"] == [2]
-    assert f"runs/baseline/seed-0 is in use by process {told['holder']} on " in told["refused"]
-    assert told["third"] == [0]  # at once after the first was killed
-    assert len(told["losses"][0]) == 4
-    assert told["losses"][0] == told["losses"][1]
-    assert told["results"] == ["baseline", "lora", "skip"]
-    assert told["study"] == [0, 0]
-    assert told["variants"] == ["one", "two"]
-    assert told["locks"] == []
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["train"] == [0, 0]  # two methods at once
+    assert report["first_trained"] == ["lora · seed 0"]  # what they trained was not trained again
+    assert report["second"] == [2]
+    assert f"runs/baseline/seed-0 is in use by process {report['holder']} on " in report["refused"]
+    assert report["third"] == [0]  # at once after the first was killed
+    assert len(report["losses"][0]) == 4
+    assert report["losses"][0] == report["losses"][1]
+    assert report["results"] == ["baseline", "lora", "skip"]
+    assert report["study"] == [0, 0]
+    assert report["variants"] == ["one", "two"]
+    assert report["locks"] == []
 
 
 @pytest.mark.parametrize("reason", ["link", "parent", "never"])

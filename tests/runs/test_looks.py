@@ -36,15 +36,15 @@ def make_recipe(base, seeds: object, **sections) -> Recipe:
 def grown(model_folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("hfpatch.reporting.write_report", lambda out: None)
-        out, seen, said = tmp_path_factory.mktemp("grown") / "out", Trained(), list[str]()
-        seen.finished = lambda run, text: said.append(f"{run}: {text}")
-        compare(make_recipe(model_folder, {"looks": LOOKS}), out, progress=seen)
-    return out, seen, [each for each in said if each.startswith("look")]
+        out, log, messages = tmp_path_factory.mktemp("grown") / "out", Trained(), list[str]()
+        log.finished = lambda run, text: messages.append(f"{run}: {text}")
+        compare(make_recipe(model_folder, {"looks": LOOKS}), out, progress=log)
+    return out, log, [message for message in messages if message.startswith("look")]
 
 
 def test_only_undecided_pairs_and_their_references_get_more_seeds(grown):
-    out, seen, said = grown
-    assert said == [
+    out, log, messages = grown
+    assert messages == [
         *(
             f"look at {seeds} seeds: undecided: pre against lora on held_out_text; equivalent: twin against lora on "
             "held_out_text; more seeds for pre and lora"
@@ -60,7 +60,7 @@ def test_only_undecided_pairs_and_their_references_get_more_seeds(grown):
         "twin": [0, 1],
         "other": [0, 1],
     }
-    assert len(seen.trained) == 12
+    assert len(log.trained) == 12
     assert results.runs_saved == 4
     assert results.looks is not None
     assert [(look.seeds, look.growing) for look in results.looks] == [
@@ -97,9 +97,9 @@ def test_a_pair_keeps_the_outcome_and_interval_of_the_look_that_decided_it(grown
     asked = {"gain": {"pairs": PAIRS[:1]}, "keep": None}
     fixed = compare(make_recipe(model_folder, (0, 1, 2, 3), methods=some, questions=asked), tmp_path / "fixed")
     (one,) = [
-        each
-        for each in fixed["comparisons"]
-        if (each["method"], each["reference"], each["task"], each["metric"])
+        comparison
+        for comparison in fixed["comparisons"]
+        if (comparison["method"], comparison["reference"], comparison["task"], comparison["metric"])
         == ("pre", "lora", "held_out_text", "nats_per_token")
     ]
     assert first.difference == pytest.approx(one["difference"])
@@ -122,17 +122,17 @@ def test_a_killed_run_continues_the_same(grown, model_folder, tmp_path, kill_at)
     with pytest.raises(KeyboardInterrupt):
         compare(recipe, tmp_path / "out", progress=Stop(kill_at, "started"))
     after = Trained()
-    found = compare(recipe, tmp_path / "out", resume=True, progress=after)
+    resumed = compare(recipe, tmp_path / "out", resume=True, progress=after)
     assert len(after.trained) == 12 - kill_at + 1
-    assert numbers(found) == numbers(read_json(grown[0] / "results.json"))
+    assert numbers(resumed) == numbers(read_json(grown[0] / "results.json"))
     compare(recipe, tmp_path / "out", resume=True, progress=Nothing())
 
 
 @pytest.mark.slow
 def test_workers_take_the_same_looks(grown, model_folder, tmp_path):
     recipe = make_recipe(model_folder, {"looks": LOOKS})
-    found = compare(recipe, tmp_path / "out", engine=EngineSettings(jobs=2))
-    assert numbers(found) == numbers(read_json(grown[0] / "results.json"))
+    results = compare(recipe, tmp_path / "out", engine=EngineSettings(jobs=2))
+    assert numbers(results) == numbers(read_json(grown[0] / "results.json"))
 
 
 def test_looks_are_computed_again_from_kept_values(grown):
@@ -143,20 +143,20 @@ def test_looks_are_computed_again_from_kept_values(grown):
 
 def test_a_pair_that_more_seeds_cannot_decide_gets_none(model_folder, tmp_path):
     """Two equal methods whose best rates are at the edge: what the choice of a rate is worth is not bounded."""
-    seen, said = Trained(), list[str]()
-    seen.finished = lambda run, text: said.append(f"{run}: {text}")
+    log, messages = Trained(), list[str]()
+    log.finished = lambda run, text: messages.append(f"{run}: {text}")
     tuning = {"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 0}
     asked = {"gain": {"on": "held_out_text", "pairs": PAIRS[1:]}, "keep": None}
     methods = {name: METHODS[name] for name in ("baseline", "lora", "twin")}
     recipe = make_recipe(model_folder, {"looks": [2, 3]}, tuning=tuning, questions=asked, methods=methods)
-    compare(recipe, tmp_path / "out", progress=seen)
+    compare(recipe, tmp_path / "out", progress=log)
     results = load_results(tmp_path / "out")
     (verdict,) = results.primary
     assert (verdict.outcome, verdict.seeds) == ("undecided", 2)
     assert verdict.why == "the choice of the rates: twin's is not bounded, lora's is not bounded"
     assert results.looks[0].growing == []
     assert results.runs_saved == 2
-    (look,) = [each for each in said if each.startswith("look")]
+    (look,) = [message for message in messages if message.startswith("look")]
     assert look == f"look at 2 seeds: undecided ({verdict.why}): twin against lora on held_out_text"
 
 

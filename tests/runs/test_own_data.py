@@ -78,11 +78,11 @@ def losses_by_hand(base, texts, chats):
         for message in chat:  # the end-of-text keeps messages apart, so each is tokenised alone
             header = f"{message['role']}: "
             text = header + message["content"]
-            own = base.tokenizer(text)["input_ids"]
-            ends = np.cumsum([len(base.tokenizer.decode([token])) for token in own])
+            tokens = base.tokenizer(text)["input_ids"]
+            ends = np.cumsum([len(base.tokenizer.decode([token])) for token in tokens])
             reply = message["role"] == "assistant"
             mask += [bool(reply and end > len(header)) for end in ends] + [reply]
-            ids += [*own, base.tokenizer.eos_token_id]
+            ids += [*tokens, base.tokenizer.eos_token_id]
         rows.append((ids[:64], mask[:64]))
     for ids, mask in rows:
         with torch.no_grad():
@@ -101,7 +101,7 @@ def test_a_mixture_of_conversations_and_texts_for_part_of_an_epoch(recipe, here,
     total, count = losses_by_hand(base, *kept)
     assert data["held_out"]["predicted_tokens"] == count
     assert data["held_out"]["base_loss"] == pytest.approx(total / count, rel=1e-5)
-    rest = ([each for each in every if each not in own] for every, own in zip((texts, chats), kept, strict=True))
+    rest = ([item for item in items if item not in held] for items, held in zip((texts, chats), kept, strict=True))
     assert data["predicted_tokens"] == losses_by_hand(base, *rest)[1]
     assert [part["source"] for part in data["mixture"]] == [f"{here}/chat/*.json", f"{here}/text.csv"]
     assert results["plan"]["0"]["steps"] == results["training"]["steps"] == math.ceil(0.75 * data["blocks"] / 4)
@@ -148,10 +148,10 @@ def test_a_device_map_places_the_base(recipe, monkeypatch):
     base = load_base(wanted.model.name, **wanted.model.loading)
     place_base(base, torch.device("meta"))
     assert {value.device.type for value in base.model.parameters()} == {"cpu"}
-    for processes, told in ((2, "there are 2, each with a device"), (1, "is on cpu and this process trains on cuda:1")):
+    for processes, why in ((2, "there are 2, each with a device"), (1, "is on cpu and this process trains on cuda:1")):
         state = SimpleNamespace(num_processes=processes, device=torch.device("cuda:1"))
         monkeypatch.setattr(hfpatch.runs.setup, "PartialState", lambda state=state: state)
-        with pytest.raises(HfpatchError, match=told):
+        with pytest.raises(HfpatchError, match=why):
             set_up(wanted)
 
 

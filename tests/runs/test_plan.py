@@ -82,11 +82,11 @@ def test_a_study_tunes_each_variant_at_its_own_values_and_trains_all_seed_by_see
         ["plain/tuning/lr=0.05", *wide[0.133]],
         ["plain/tuning/lr=0.4", *wide[0.45]],
     ]
-    assert [[str(run.folder.relative_to(OUT / "runs")) for run in each.runs] for each in plan.tuning] == rounds
-    runs = [f"{each}/seed-{seed}" for seed in (0, 1) for each in STUDY.variants]
+    assert [[str(run.folder.relative_to(OUT / "runs")) for run in stage.runs] for stage in plan.tuning] == rounds
+    runs = [f"{name}/seed-{seed}" for seed in (0, 1) for name in STUDY.variants]
     trials = [("tune", folder) for folder in chain(*rounds)]
     expected = [*trials, *((action, folder) for folder in runs for action in ("train", "evaluate"))]
-    assert listed(plan) == [each for each in expected if variant is None or each[1].startswith(variant)]
+    assert listed(plan) == [pair for pair in expected if variant is None or pair[1].startswith(variant)]
     tuned = tuple(unit for unit in plan.units if unit.action == "tune")
     assert all(unit.needs == tuned for unit in plan.units if unit.action == "train")
 

@@ -61,9 +61,9 @@ def machine(cluster):
         return added[-1]
 
     yield add
-    for each in added:
-        if each in cluster.list_all_nodes():
-            cluster.remove_node(each, allow_graceful=False)
+    for node in added:
+        if node in cluster.list_all_nodes():
+            cluster.remove_node(node, allow_graceful=False)
 
 
 class KillNode(Log):
@@ -159,9 +159,9 @@ def test_fractions_of_gpus_and_machines_that_lack_something(study, tmp_path, clu
     out.mkdir()
     private = f"mount -t tmpfs tmpfs {out} && exec ray start --address {cluster.address} --num-cpus 9 --block"
     ray = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    with (tmp_path / "node.log").open("w") as said:
+    with (tmp_path / "node.log").open("w") as log_file:
         command = ["unshare", "--mount", "sh", "-c", private]
-        node = subprocess.Popen(command, env=ray, start_new_session=True, stdout=said, stderr=said)
+        node = subprocess.Popen(command, env=ray, start_new_session=True, stdout=log_file, stderr=log_file)
     try:
         deadline, message = time.monotonic() + 90, "no machine"
         while "no machine" in message:  # until it has joined

@@ -79,10 +79,10 @@ def test_a_run_in_a_line():
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [("[1]", "not a JSON object"), ('{"losses": 3}', "losses is 3"), ("{", "cannot be read")]
+    ("content", "reason"), [("[1]", "not a JSON object"), ('{"losses": 3}', "losses is 3"), ("{", "cannot be read")]
 )
-def test_a_damaged_file_is_one_line(tmp_path, content, said):
+def test_a_damaged_file_is_one_line(tmp_path, content, reason):
     (tmp_path / "file.json").write_text(content)
-    with pytest.raises(HfpatchError, match=said) as caught:
+    with pytest.raises(HfpatchError, match=reason) as caught:
         Losses.read(tmp_path / "file.json")
     assert str(tmp_path / "file.json") in str(caught.value)

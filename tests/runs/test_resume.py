@@ -39,7 +39,7 @@ def begun(tmp_path_factory):
 
 
 @pytest.fixture
-def place(begun, request):
+def folder(begun, request):
     """One of the folders of ``begun``; base and text are put back afterwards."""
     folder = begun[request.param]
     kept = {path: path.read_bytes() for path in [*(folder / "base").iterdir(), folder / "text.txt"]}
@@ -50,31 +50,31 @@ def place(begun, request):
         path.write_bytes(content)
 
 
-def recipe(place: Path, *, rank: int = 2) -> Recipe:
-    data = {"source": str(place / "text.txt"), "block_size": 32, "held_out": 5}
+def recipe(folder: Path, *, rank: int = 2) -> Recipe:
+    data = {"source": str(folder / "text.txt"), "block_size": 32, "held_out": 5}
     methods = {"baseline": [], "skip": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": rank}]}
-    return small_recipe(place / "base", data=data, training=TRAINING, methods=methods)
+    return small_recipe(folder / "base", data=data, training=TRAINING, methods=methods)
 
 
-def pretraining(kind, place: Path, **more):
-    data = {"source": str(place / "text.txt"), "block_size": 32, "held_out": 5}
-    tokenizer = {"path": str(place / "base")}
+def pretraining(kind, folder: Path, **more):
+    data = {"source": str(folder / "text.txt"), "block_size": 32, "held_out": 5}
+    tokenizer = {"path": str(folder / "base")}
     return kind.model_validate(
         {"name": "small", "architecture": GPT2, "tokenizer": tokenizer, "data": data, "training": TRAINING, **more}
     )
 
 
-def run_study(place, **options):
-    recipe = pretraining(StudyRecipe, place, baseline="one", variants={"one": {}, "two": {}})
-    return pretrain_study(recipe, place / "out", **options)
+def run_study(folder, **options):
+    recipe = pretraining(StudyRecipe, folder, baseline="one", variants={"one": {}, "two": {}})
+    return pretrain_study(recipe, folder / "out", **options)
 
 
-def run_single(place, **options):
-    return pretrain(pretraining(PretrainRecipe, place), place / "out", **options)
+def run_single(folder, **options):
+    return pretrain(pretraining(PretrainRecipe, folder), folder / "out", **options)
 
 
 RUN = {
-    "compare": (lambda place, **options: compare(recipe(place), place / "out", **options), 5),
+    "compare": (lambda folder, **options: compare(recipe(folder), folder / "out", **options), 5),
     "study": (run_study, 5),
     "pretrain": (run_single, 2),
 }
@@ -84,15 +84,15 @@ def on_disk(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def change_the_text(place):
+def change_the_text(folder):
     """The same documents the other way round: as many tokens and blocks as before."""
-    path = place / "text.txt"
+    path = folder / "text.txt"
     path.write_text("\n\n".join(reversed(path.read_text().split("\n\n"))))
 
 
-def change_the_tokenizer(place):
+def change_the_tokenizer(folder):
     """Two words change their ids: as many tokens and blocks as before."""
-    path = place / "base" / "tokenizer.json"
+    path = folder / "base" / "tokenizer.json"
     content = json.loads(path.read_text())
     vocabulary = content["model"]["vocab"]
     vocabulary["e"], vocabulary["a"] = vocabulary["a"], vocabulary["e"]
@@ -106,44 +106,44 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("place", "change", "what"), CHANGES, indirect=["place"])
-def test_nothing_goes_on_with_another_base_or_text(place, request, change, what):
-    change(place)
-    before = on_disk(place / "out")
-    run = RUN[request.node.callspec.params["place"]][0]
-    message = refused(run, place, resume=True, progress=Nothing())
+@pytest.mark.parametrize(("folder", "change", "what"), CHANGES, indirect=["folder"])
+def test_nothing_goes_on_with_another_base_or_text(folder, request, change, what):
+    change(folder)
+    before = on_disk(folder / "out")
+    run = RUN[request.node.callspec.params["folder"]][0]
+    message = refused(run, folder, resume=True, progress=Nothing())
     assert f"identity.json: does not match the current {what} (sha256 " in message
     assert "another --out" in message
-    assert on_disk(place / "out") == before
+    assert on_disk(folder / "out") == before
 
 
 def edit(path: Path, **changes) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def bring_a_checkpoint(place, out):
-    """Put the checkpoint of LoRA of another rank in the place of the folder's own."""
+def bring_a_checkpoint(folder, out):
+    """Replace the folder's LoRA checkpoint by one of another rank."""
     shutil.rmtree(out / "runs" / "lora")
-    train(recipe(place, rank=3), "lora", place / "elsewhere")
-    shutil.move(place / "elsewhere" / "runs" / "lora", out / "runs" / "lora")
-    shutil.rmtree(place / "elsewhere")
+    train(recipe(folder, rank=3), "lora", folder / "elsewhere")
+    shutil.move(folder / "elsewhere" / "runs" / "lora", out / "runs" / "lora")
+    shutil.rmtree(folder / "elsewhere")
     (out / "runs" / "lora" / "seed-0" / "training.json").unlink()
 
 
-def bring_what_was_trained(place, out):
+def bring_what_was_trained(folder, out):
     training = out / "runs" / "skip" / "seed-0" / "training.json"
     edit(training, identity={**read_json(training)["identity"], "method": "0" * 64})
 
 
-def forget_where_it_is_from(place, out):
+def forget_where_it_is_from(folder, out):
     (out / "identity.json").unlink()
 
 
-def forget_where_a_run_is_from(place, out):
+def forget_where_a_run_is_from(folder, out):
     edit(out / "runs" / "skip" / "seed-0" / "result.json", identity={})
 
 
-def redraw_the_plans(place, out):
+def redraw_the_plans(folder, out):
     blocks = json.loads((out / "plan.json").read_text())["0"]["blocks"]
     write_plans(out, {0: draw_plan(blocks=blocks, steps=3, batch_size=4, seed=9)})
 
@@ -159,16 +159,16 @@ MIXTURES = [
 ]
 
 
-@pytest.mark.parametrize(("place", "mix", "said"), MIXTURES, indirect=["place"])
-def test_nothing_goes_on_in_a_folder_that_mixes_runs(place, request, mix, said):
-    out, kept = place / "out", place / "kept"
+@pytest.mark.parametrize(("folder", "mix", "reason"), MIXTURES, indirect=["folder"])
+def test_nothing_goes_on_in_a_folder_that_mixes_runs(folder, request, mix, reason):
+    out, kept = folder / "out", folder / "kept"
     shutil.copytree(out, kept)
     try:
-        mix(place, out)
+        mix(folder, out)
         before = on_disk(out)
-        run = RUN[request.node.callspec.params["place"]][0]
-        message = refused(run, place, resume=True, progress=Nothing())
-        assert said in message
+        run = RUN[request.node.callspec.params["folder"]][0]
+        message = refused(run, folder, resume=True, progress=Nothing())
+        assert reason in message
         assert "another --out" in message
         assert on_disk(out) == before
     finally:
@@ -176,10 +176,10 @@ def test_nothing_goes_on_in_a_folder_that_mixes_runs(place, request, mix, said):
         kept.rename(out)
 
 
-@pytest.mark.parametrize("place", ["compare"], indirect=True)
-def test_everything_in_a_folder_names_what_it_comes_from(place):
-    out = place / "out"
-    parameters = dict(AutoModelForCausalLM.from_pretrained(place / "base").named_parameters())
+@pytest.mark.parametrize("folder", ["compare"], indirect=True)
+def test_everything_in_a_folder_names_what_it_comes_from(folder):
+    out = folder / "out"
+    parameters = dict(AutoModelForCausalLM.from_pretrained(folder / "base").named_parameters())
     content = b"".join(name.encode() + parameters[name].detach().numpy().tobytes() for name in sorted(parameters))
     weights = hashlib.sha256(content).hexdigest()
     runs = out / "runs"

@@ -49,7 +49,7 @@ def grown(model_folder, tmp_path_factory):
 
 def mean_over(model, blocks, value):
     """Return the mean of ``value`` of both models' log-probabilities over predicted tokens; the patch is taken out."""
-    rows = [{key: each[None] for key, each in blocks[i].items()} for i in range(len(blocks))]
+    rows = [{key: tensor[None] for key, tensor in blocks[i].items()} for i in range(len(blocks))]
 
     def log_probs():
         with torch.no_grad():
@@ -58,11 +58,11 @@ def mean_over(model, blocks, value):
 
     patched = log_probs()
     unpatch(model)
-    found = []
+    values = []
     for row, p, q in zip(rows, log_probs(), patched, strict=True):
         kept = row["labels"][0, 1:] != -100
-        found += value(p, q, row["labels"][0, 1:])[kept].tolist()
-    return np.mean(found)
+        values += value(p, q, row["labels"][0, 1:])[kept].tolist()
+    return np.mean(values)
 
 
 def test_each_run_has_what_its_patch_changes(grown, model_folder):
@@ -91,9 +91,9 @@ def test_each_run_has_what_its_patch_changes(grown, model_folder):
 def test_what_is_added_to_a_finished_run_is_measured_alone(grown):
     _, (first, second, third) = grown
     assert "lora/seed-0/training.json" in first
-    own = ("retention.json", "evaluations/retention_old.jsonl", "evaluations/values.safetensors")
+    added = ("retention.json", "evaluations/retention_old.jsonl", "evaluations/values.safetensors")
     runs = ("baseline/seed-0", *(f"{name}/seed-{seed}" for name in ("pre", "lora") for seed in (0, 1)))
-    assert second == {f"{run}/{file}" for run in runs for file in own}
+    assert second == {f"{run}/{file}" for run in runs for file in added}
     at_half = ("result.json", "held_out_text.jsonl", "retention_old.jsonl", "values.safetensors")
     files = (*(f"rewind/0.5/{file}" for file in at_half), "rewind/1/result.json")  # at 1 the text of tuning alone
     assert third == {f"{run}/{file}" for run in runs[1:] for file in files}
@@ -110,24 +110,24 @@ def test_results_have_every_point_and_can_be_computed_again(grown, tmp_path):
     assert (text["source"], text["documents"]) == ("tinyworld/base", 24)
     for point in retention.points:
         runs = [run.rewound[f"{point.scale:g}"] for run in results.methods[point.method].runs.values()]
-        assert point.tuning_loss == pytest.approx(np.mean([each.tuning_loss for each in runs]))
+        assert point.tuning_loss == pytest.approx(np.mean([rewound_run.tuning_loss for rewound_run in runs]))
         scores = [run.retention if point.scale == 1 else run.rewound["0.5"].evaluation for run in
                   results.methods[point.method].runs.values()]  # fmt: skip
-        found = point.comparison(TASK, "kl")
-        assert found.difference == pytest.approx(np.mean([each[TASK].metrics["kl"] for each in scores]))
+        kl = point.comparison(TASK, "kl")
+        assert kl.difference == pytest.approx(np.mean([score[TASK].metrics["kl"] for score in scores]))
         assert (point.comparison("held_out_text", "nats_per_token") is None) == (point.scale == 1)
     table = results.to_pandas("retention")
     assert len(table) == sum(len(point.comparisons) for point in retention.points)
     assert set(table.method[table.chosen]) == {"pre", "lora"}
-    kept = [each for each in results.primary if each.question == "keep"]
-    assert {(each.method, each.task) for each in kept} == {
+    kept = [verdict for verdict in results.primary if verdict.question == "keep"]
+    assert {(verdict.method, verdict.task) for verdict in kept} == {
         (method, task) for method in ("pre", "lora") for task in (TASK, "tinyworld_cloze")
     }
-    assert {(each.family, each.margin) for each in kept} == {(4, 0.01)}
+    assert {(verdict.family, verdict.margin) for verdict in kept} == {(4, 0.01)}
     assert TASK not in results.tasks
     for name in ("results.json", "values.safetensors"):
         shutil.copy(out / name, tmp_path)
-    assert {(each.method, each.task) for each in results.kept} == {(m, "tinyworld_cloze") for m in ("pre", "lora")}
+    assert {(pair.method, pair.task) for pair in results.kept} == {(m, "tinyworld_cloze") for m in ("pre", "lora")}
     again = compare_again(tmp_path)
     assert again.retention.points == retention.points
     assert again.kept == results.kept

@@ -61,7 +61,7 @@ def slurm(tmp_path, monkeypatch):
     with socket.socket() as one, socket.socket() as other:  # two free ports
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in (one, other)]
+        ports = [bound.getsockname()[1] for bound in (one, other)]
     config.write_text(CONFIG.format(host=host, folder=tmp_path, ports=ports))
     monkeypatch.setenv("SLURM_CONF", str(config))
     started = [subprocess.Popen(["slurmctld", "-D"], stderr=subprocess.DEVNULL)]
@@ -82,12 +82,12 @@ def slurm(tmp_path, monkeypatch):
         while run("squeue", "--noheader").stdout.strip() and time.monotonic() < deadline:
             time.sleep(0.5)
     finally:
-        for each in started:
-            each.terminate()
-        for each in started:
+        for daemon in started:
+            daemon.terminate()
+        for daemon in started:
             with suppress(subprocess.TimeoutExpired):
-                each.wait(timeout=20)
-            each.kill()
+                daemon.wait(timeout=20)
+            daemon.kill()
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_the_script_runs_a_comparison(slurm, recipe, tmp_path):  # noqa: F811
     asked = ["--nodes=1", "--gpus-per-node=0", "--cpus-per-task=2", "--time=9", f"--output={tmp_path}/job.log"]
     command = [SCRIPT, tmp_path / "recipe.yaml", "--out", tmp_path / "out", "training.seeds=[0]"]
     done = slurm("sbatch", "--wait", f"--export={environment}", *asked, *map(str, command))
-    said = (tmp_path / "job.log").read_text() if (tmp_path / "job.log").exists() else ""
-    assert done.returncode == 0, done.stderr + said[-3000:]
+    log = (tmp_path / "job.log").read_text() if (tmp_path / "job.log").exists() else ""
+    assert done.returncode == 0, done.stderr + log[-3000:]
     assert json.loads((tmp_path / "out" / "results.json").read_text())["complete"]
-    assert "by Ray" in said
+    assert "by Ray" in log

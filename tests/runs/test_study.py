@@ -67,18 +67,18 @@ def test_every_run_leaves_its_files_and_the_results_follow_from_them(straight):
     assert results["complete"]
     assert results == read_json(out / "results.json")
     assert {path.name for path in out.iterdir()} >= {"recipe.yaml", "plan.json", "report.html", "values.safetensors"}
-    found = load_results(out, "comparison")
-    assert (found.baseline, found.others, found.seeds) == ("linear", ["nonlinear"], [0, 1])
+    loaded = load_results(out, "comparison")
+    assert (loaded.baseline, loaded.others, loaded.seeds) == ("linear", ["nonlinear"], [0, 1])
     plans, tokens = read_json(out / "plan.json"), {}
     assert plans["0"]["sha256"] != plans["1"]["sha256"]
-    for name, method in found.methods.items():
-        trials = {trial.values["lr"]: trial.loss for trial in found.tuning.of(name)}
-        assert found.tuning.chosen[name].values == {"lr": min(trials, key=trials.get)}
-        assert {trial.plan for trial in found.tuning.of(name)} == {plans["1000"]["sha256"]}
+    for name, method in loaded.methods.items():
+        trials = {trial.values["lr"]: trial.loss for trial in loaded.tuning.of(name)}
+        assert loaded.tuning.chosen[name].values == {"lr": min(trials, key=trials.get)}
+        assert {trial.plan for trial in loaded.tuning.of(name)} == {plans["1000"]["sha256"]}
         for seed, run in method.runs.items():
             paths = RunPaths(out / "runs" / name / f"seed-{seed}")
             steps, records = lines(paths.metrics), lines(paths.evaluations / "held_out_text.jsonl")
-            assert max(step["lr"] for step in steps) <= found.tuning.chosen[name].values["lr"]
+            assert max(step["lr"] for step in steps) <= loaded.tuning.chosen[name].values["lr"]
             nats, predicted = np.array([line["nats_per_token"] for line in records]).sum(axis=0)
             assert len({line["cluster"] for line in records}) == 24
             assert run.evaluation["held_out_text"].metrics["nats_per_token"] == pytest.approx(-nats / predicted)
@@ -87,8 +87,8 @@ def test_every_run_leaves_its_files_and_the_results_follow_from_them(straight):
             assert load_scratch(paths.model).num_parameters() == method.parameters.trainable
             assert not paths.checkpoints.exists()
         assert method.curve.held_out.keys() == {0, 3, 6}
-    assert found.improvements("nonlinear")[6] == pytest.approx(
-        1 - found.mean("nonlinear", "held_out_text") / found.mean("linear", "held_out_text"), abs=1e-6
+    assert loaded.improvements("nonlinear")[6] == pytest.approx(
+        1 - loaded.mean("nonlinear", "held_out_text") / loaded.mean("linear", "held_out_text"), abs=1e-6
     )
 
 
@@ -101,9 +101,9 @@ def test_diagnostics_are_there_where_there_is_an_f(straight):
         (s, n) for s in (0, 3, 6) for n in (0, 1)
     ]
     files = [lines(out / f"runs/nonlinear/seed-{seed}/diagnostics.jsonl") for seed in (0, 1)]
-    for own, *each in zip(variant["diagnostics"], *files, strict=True):
+    for mean, *by_seed in zip(variant["diagnostics"], *files, strict=True):
         for name in ("size", "cosine", "size_beside_x"):
-            assert own[name] == pytest.approx(np.mean([line[name] for line in each]))
+            assert mean[name] == pytest.approx(np.mean([line[name] for line in by_seed]))
 
 
 def test_the_decision_is_that_of_a_text_book(straight):
@@ -112,18 +112,18 @@ def test_the_decision_is_that_of_a_text_book(straight):
     kept = load_file(out / "values.safetensors")
     ours, theirs = (-kept[f"{name}/held_out_text/nats_per_token"] for name in ("nonlinear", "linear"))
     weights = kept["/weights/held_out_text/nats_per_token"]
-    each = (ours - theirs).sum(axis=1) / weights.sum()
-    difference, groups = each.mean(), kept["/groups/held_out_text"]
+    by_seed = (ours - theirs).sum(axis=1) / weights.sum()
+    difference, groups = by_seed.mean(), kept["/groups/held_out_text"]
     sums, sizes = (np.bincount(groups, values) for values in ((ours - theirs).mean(axis=0), weights))
     without = [np.delete(sums, g).sum() / np.delete(sizes, g).sum() - difference for g in range(24)]
-    errors = [(np.sqrt(23 / 24 * np.square(without).sum()), 23), (each.std(ddof=1) / np.sqrt(2), 1)]
+    errors = [(np.sqrt(23 / 24 * np.square(without).sum()), 23), (by_seed.std(ddof=1) / np.sqrt(2), 1)]
 
     def reach(level):
         return np.sqrt(sum((student.ppf(1 - level / 2, freedom) * error) ** 2 for error, freedom in errors))
 
-    found = load_results(out, "comparison")
-    (one,) = found.comparisons
-    (verdict,) = found.primary
+    results = load_results(out, "comparison")
+    (one,) = results.comparisons
+    (verdict,) = results.primary
     assert one.difference == pytest.approx(difference)
     assert np.array(one.errors) == pytest.approx(np.array(errors))
     assert (one.low, one.high) == pytest.approx((difference - reach(0.05), difference + reach(0.05)))
@@ -175,7 +175,7 @@ def test_a_study_is_planned_with_a_step_of_each_variant_and_an_earlier_study_s_v
     assert "method" not in shown.lower()
     (unknown,) = planned.questions
     assert unknown.difference is None
-    assert any("held_out_text has 19 documents; with fewer than 20" in said for said in planned.warnings)
+    assert any("held_out_text has 19 documents; with fewer than 20" in warning for warning in planned.warnings)
 
 
 def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(straight, tmp_path, no_report):
@@ -250,7 +250,7 @@ def test_seeds_grow_until_the_pair_is_decided(tmp_path, no_report):
 
 def test_a_variant_that_cannot_be_built_stops_before_any_training(tmp_path):
     out = tmp_path / "out"
-    for wrong, told in (
+    for wrong, reason in (
         ({"architecture": {"query": {"path": "nonlinear", "rank": 0}}}, "rank"),
         ({"architecture": {"n_positions": 16}}, "blocks of 32 tokens"),
         ({"training": {"diverged_above": 2.0}}, "must be above ln V"),
@@ -258,5 +258,5 @@ def test_a_variant_that_cannot_be_built_stops_before_any_training(tmp_path):
     ):
         message = refused(pretrain_study, study(variants={"linear": {}, "odd": wrong}), out)
         assert message.startswith("variants.odd")
-        assert told in message
+        assert reason in message
         assert not out.exists()

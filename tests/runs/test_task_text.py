@@ -57,14 +57,15 @@ def test_compare_plan_and_a_tuned_train_leave_out_what_the_tasks_say(recipe, tmp
     with pytest.warns(UserWarning, match=IN_TASKS):
         made = compare(recipe(), tmp_path / "compared")
     assert (made["data"]["documents"], made["data"]["held_out"]["documents"]) == (18, 2)
-    (said,) = [each for each in load_results(tmp_path / "compared").warnings if "in the tasks, too" in each]
-    assert said.endswith("(riddle 3, tinyworld_cloze 1), and are not trained on.")
+    warnings = load_results(tmp_path / "compared").warnings
+    (left_out,) = [warning for warning in warnings if "in the tasks, too" in warning]
+    assert left_out.endswith("(riddle 3, tinyworld_cloze 1), and are not trained on.")
     tuned = recipe("tuning={learning_rates: [1e-3, 3e-3], held_out: 2}")
     with pytest.warns(UserWarning, match=IN_TASKS):
         train(tuned, "lora", tmp_path / "tuned")
     with pytest.warns(UserWarning, match=IN_TASKS):
         planned = forecast(recipe())
-    assert said in planned.warnings
+    assert left_out in planned.warnings
 
 
 def test_training_alone_needs_no_task_and_what_it_trained_on_is_not_compared(recipe, tmp_path):
@@ -87,8 +88,8 @@ def test_a_text_that_is_all_in_the_tasks_is_refused(recipe, tmp_path):
 
 def test_the_documents_of_tasks_are_as_the_model_reads_them(recipe, tmp_path):
     """Beside the texts of their fields."""
-    found = task_documents(load_tasks(["riddle"], include_path=tmp_path))["riddle"]
-    assert [each.read for each in found] == [
+    riddles = task_documents(load_tasks(["riddle"], include_path=tmp_path))["riddle"]
+    assert [document.read for document in riddles] == [
         [f"Riddle: Who has {n} legs? number {n}", f"Riddle: Who has {n} legs? number {n + 1}"] for n in range(6)
     ]
-    assert found[2].texts == ["Who has 2 legs?", "number 2", "number 3"]
+    assert riddles[2].texts == ["Who has 2 legs?", "number 2", "number 3"]

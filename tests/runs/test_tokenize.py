@@ -48,14 +48,14 @@ def own_cache(tmp_path, monkeypatch):
 def test_a_trained_tokenizer_has_not_seen_the_held_out_documents(tmp_path):
     source = tmp_path / "text.jsonl"
     texts = [*documents("base", count=20)]
-    (place,) = drawn(range(21), 1)
-    lines = [json.dumps({"text": text}) + "\n" for text in [*texts[:place], "zyxw " * 500, *texts[place:]]]
+    (index,) = drawn(range(21), 1)
+    lines = [json.dumps({"text": text}) + "\n" for text in [*texts[:index], "zyxw " * 500, *texts[index:]]]
     vocabularies = []
     for held_out in (None, 1):
         source.write_text("".join(lines))
         chosen = recipe({"train_vocab_size": 400}, source=str(source), max_documents=None, held_out=held_out)
         vocabularies.append(recipe_tokenizer(chosen).get_vocab())
-    source.write_text("".join(lines[:place] + lines[place + 1 :]))
+    source.write_text("".join(lines[:index] + lines[index + 1 :]))
     without = recipe({"train_vocab_size": 400}, source=str(source), max_documents=None, held_out=None)
     assert recipe_tokenizer(without).get_vocab() == vocabularies[1]
     assert "zyxw" in vocabularies[0]
@@ -83,9 +83,9 @@ def test_training_on_a_token_file_is_training_on_its_text(tmp_path):
     pretrain(from_file(made), tmp_path / "again")
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("again", "straight"))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    found = [read_json(tmp_path / name / "result.json") for name in ("straight", "again")]
-    assert found[0]["data"] == found[1]["data"]
-    assert found[0]["train"]["final_eval_loss"] == found[1]["train"]["final_eval_loss"] > 0
+    results = [read_json(tmp_path / name / "result.json") for name in ("straight", "again")]
+    assert results[0]["data"] == results[1]["data"]
+    assert results[0]["train"]["final_eval_loss"] == results[1]["train"]["final_eval_loss"] > 0
     text = load_base(str(tmp_path / "again" / "model")).tokenizer.decode(np.fromfile(made.file, dtype="<u2"))
     assert text == "".join(document + "<|endoftext|>" for document in documents("base", count=60))
 
@@ -102,9 +102,8 @@ def test_a_recipe_whose_tokenizer_is_tinyworlds_runs_offline(tmp_path, capsys):
 def test_the_command_writes_a_file_and_says_how_to_use_it(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["tokenize", "tinyworld-gpt2", "data.max_documents=9", "--out", "made/text.bin"]) == 0
-    told = capsys.readouterr().out.splitlines()
     info = json.loads((tmp_path / "made" / "text.json").read_text())
-    assert told == [
+    assert capsys.readouterr().out.splitlines() == [
         f"tokens: made/text.bin ({info['tokens']:,} tokens, 9 documents)",
         "to train on them: data.source=made/text.bin data.layout=stream data.max_documents=null",
     ]
@@ -130,7 +129,7 @@ def test_a_file_of_another_tool_gets_its_sidecar(tmp_path):
         tokenize(chosen, tmp_path / "other.bin")
     assert tokenize(chosen).info.sha256 == made.info.sha256
     tokenizer = AutoTokenizer.from_pretrained(made.tokenizer)
-    blocks = [load_blocks(each.data, tokenizer) for each in (chosen, from_file(made))]
+    blocks = [load_blocks(settings.data, tokenizer) for settings in (chosen, from_file(made))]
     assert np.array_equal(blocks[0].rows, blocks[1].rows)
 
 

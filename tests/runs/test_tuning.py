@@ -18,7 +18,7 @@ from hfpatch.evaluation import compare_again
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.folder import load_results
-from hfpatch.results.tuning import Tuning as Found
+from hfpatch.results.tuning import Tuning as TuningResults
 from hfpatch.runs import compare, records, train
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import Plan, plan_runs
@@ -62,7 +62,7 @@ class StopTrial(Stop):
 
 def outcomes(
     out: Path, losses: dict[str, dict[float, float]], *, extend: int = 2, refine: int = 0, base: float = math.inf
-) -> tuple[Tuning, list[str], Found]:
+) -> tuple[Tuning, list[str], TuningResults]:
     """Run the trials of a plan with these losses by method and rate; return the tuning and the order of its trials."""
     tuning = {**TUNING, "learning_rates": [0.1, 0.2], "extend": extend, "refine": refine}
     methods = {"baseline": [], **{name: [{"type": "lora", "r": 1}] for name in losses}}
@@ -72,7 +72,7 @@ def outcomes(
 
 def decided(
     out: Path, recipe: Recipe | StudyRecipe, plan: Plan, losses: dict[str, dict[float, float]], *, base: float
-) -> tuple[Tuning, list[str], Found]:
+) -> tuple[Tuning, list[str], TuningResults]:
     """Run the trials of a plan, as `outcomes`."""
     tuning, took_place = Tuning(plan.tuning, base=out / "base.json"), []
     if math.isfinite(base):
@@ -91,22 +91,22 @@ def decided(
 
 def test_the_best_within_the_rates_needs_no_more_of_them(tmp_path):
     losses = {"a": {0.1: 2.0, 0.2: 1.0, 0.4: 3.0}, "b": {0.1: 1.0, 0.2: 0.9, 0.4: 1.5}}
-    tuning, trials, found = outcomes(tmp_path, losses)
+    tuning, trials, results = outcomes(tmp_path, losses)
     assert trials == ["a 0.1", "a 0.2", "b 0.1", "b 0.2", "a 0.4", "b 0.4"]
     assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.2}, {"lr": 0.2}]
-    assert [found.chosen[name].edge for name in "ab"] == [None, None]
+    assert [results.chosen[name].edge for name in "ab"] == [None, None]
 
 
 def test_one_method_at_an_edge_adds_a_rate_for_all(tmp_path):
     """b is best at the lowest rate, until two more are tried, and the last of them is its best; a is not."""
     losses = {"a": {0.1: 2.0, 0.2: 2.1, 0.05: 1.5, 0.025: 1.6}, "b": {0.1: 1.0, 0.2: 1.4, 0.05: 0.9, 0.025: 0.8}}
-    tuning, trials, found = outcomes(tmp_path, losses)
+    tuning, trials, results = outcomes(tmp_path, losses)
     assert trials == ["a 0.1", "a 0.2", "b 0.1", "b 0.2", "a 0.05", "b 0.05", "a 0.025", "b 0.025"]
     assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.05}, {"lr": 0.025}]
-    assert [found.chosen[name].edge for name in "ab"] == [None, "lowest"]
-    _, trials, found = outcomes(tmp_path / "none", losses, extend=0)
+    assert [results.chosen[name].edge for name in "ab"] == [None, "lowest"]
+    _, trials, results = outcomes(tmp_path / "none", losses, extend=0)
     assert len(trials) == 4
-    assert [found.chosen[name].edge for name in "ab"] == ["lowest", "lowest"]
+    assert [results.chosen[name].edge for name in "ab"] == ["lowest", "lowest"]
 
 
 def test_rates_between_the_best_and_its_neighbours_are_tried_until_the_choice_is_worth_little(tmp_path):
@@ -117,12 +117,12 @@ def test_rates_between_the_best_and_its_neighbours_are_tried_until_the_choice_is
             return 1 + self["curve"] * math.log(rate / self["best"]) ** 2
 
     methods = {"a": Parabola(best=0.15, curve=0.5), "b": Parabola(best=0.19, curve=0.1)}
-    tuning, trials, found = outcomes(tmp_path, methods, extend=1, refine=3)
+    tuning, trials, results = outcomes(tmp_path, methods, extend=1, refine=3)
     counts = [sum(trial.startswith(name) for trial in trials) for name in "ab"]
     assert counts[0] == counts[1]  # as many of every method
     assert {"a 0.141", "b 0.141", "b 0.283"} <= set(trials)  # halfway between 0.1, 0.2 and 0.4
-    assert all(found.rate_error(name) < 0.01 for name in "ab")
-    assert not {*found.refined} & {0.05, 0.1, 0.2, 0.4}
+    assert all(results.rate_error(name) < 0.01 for name in "ab")
+    assert not {*results.refined} & {0.05, 0.1, 0.2, 0.4}
     assert tuning.chosen("a")["lr"] == pytest.approx(0.15, rel=0.2)
     _, fewer, coarse = outcomes(tmp_path / "none", methods, extend=1)
     assert len(fewer) < len(trials)
@@ -137,18 +137,18 @@ def test_variants_of_a_study_are_refined_at_their_own_rates(tmp_path):
     variants = {"a": {}, "b": {"tuning": {"learning_rates": [1.0, 4.0]}}, "fixed": {"tuning": None}}
     recipe = StudyRecipe.model_validate({**given, "tuning": tuning, "baseline": "a", "variants": variants})
     losses = {"a": {0.1: 1.0, 0.2: 2.0, 0.0707: 1.1, 0.141: 0.9}, "b": {1.0: 2.0, 4.0: 1.0, 2.0: 1.5, 8.0: 3.0}}
-    tuning, trials, found = decided(tmp_path, recipe, plan_runs(recipe, tmp_path), losses, base=math.inf)
+    tuning, trials, results = decided(tmp_path, recipe, plan_runs(recipe, tmp_path), losses, base=math.inf)
     assert trials == ["a 0.1", "a 0.2", "b 1", "b 4", "a 0.0707", "a 0.141", "b 2", "b 8"]
-    assert {name: choice.values["lr"] for name, choice in found.chosen.items()} == {"a": 0.141, "b": 4.0}
-    assert (found.refined, found.added) == ([0.0707, 0.141, 2.0, 8.0], [])
+    assert {name: choice.values["lr"] for name, choice in results.chosen.items()} == {"a": 0.141, "b": 4.0}
+    assert (results.refined, results.added) == ([0.0707, 0.141, 2.0, 8.0], [])
 
 
 def test_a_loss_above_the_base_s_asks_for_no_more_rates(tmp_path):
     """The choice is worth a quarter of what the base is behind the best, which is below half the margin."""
     losses = {"a": {0.1: 9.0, 0.2: 1.0, 0.4: math.inf}, "b": {0.1: 5.0, 0.2: 1.01, 0.4: 7.0}}
-    _, trials, found = outcomes(tmp_path / "known", losses, extend=1, refine=2, base=1.03)
-    assert (len(trials), found.refined) == (6, None)
-    assert [found.rate_error(name) for name in "ab"] == pytest.approx([0.0075, 0.005])
+    _, trials, results = outcomes(tmp_path / "known", losses, extend=1, refine=2, base=1.03)
+    assert (len(trials), results.refined) == (6, None)
+    assert [results.rate_error(name) for name in "ab"] == pytest.approx([0.0075, 0.005])
     with pytest.raises(KeyError):  # a rate between them is tried
         outcomes(tmp_path / "unknown", losses, extend=1, refine=2)
 
@@ -164,11 +164,11 @@ def test_a_trial_that_diverged_is_never_the_best_and_all_of_them_leave_the_lowes
 
 def test_what_was_found_is_the_same_in_memory_and_in_the_file(tmp_path):
     infinite = dict.fromkeys((0.1, 0.2, 0.05, 0.025), math.inf)
-    _, _, found = outcomes(tmp_path, {"a": infinite, "b": {**infinite, 0.1: 3.0}})
-    assert Found.model_validate_json(json.dumps(found.to_json(), allow_nan=False)) == found
-    assert (found.chosen["a"].loss, found.chosen["a"].edge, found.chosen["a"].is_tuned) == (None, None, False)
-    assert found.chosen["b"].is_tuned
-    assert not any(found.is_chosen(trial) for trial in found.of("a"))
+    _, _, results = outcomes(tmp_path, {"a": infinite, "b": {**infinite, 0.1: 3.0}})
+    assert TuningResults.model_validate_json(json.dumps(results.to_json(), allow_nan=False)) == results
+    assert (results.chosen["a"].loss, results.chosen["a"].edge, results.chosen["a"].is_tuned) == (None, None, False)
+    assert results.chosen["b"].is_tuned
+    assert not any(results.is_chosen(trial) for trial in results.of("a"))
 
 
 def test_a_plan_has_as_many_trials_of_every_method_before_any_final_run(recipe):
@@ -178,13 +178,13 @@ def test_a_plan_has_as_many_trials_of_every_method_before_any_final_run(recipe):
     assert actions[:2] == ["evaluate", "check_baseline"]
     tunes = [unit for unit in plan.units if unit.action == "tune"]
     assert actions[2 : 2 + len(tunes)] == ["tune"] * len(tunes)
-    assert [each.edge for each in plan.tuning] == [None, "lowest", "highest"]
-    for each in plan.tuning:
-        tried = {name: [run.point for run in each.runs if run.variant == name] for name in recipe.trained}
+    assert [stage.edge for stage in plan.tuning] == [None, "lowest", "highest"]
+    for stage in plan.tuning:
+        tried = {name: [run.point for run in stage.runs if run.variant == name] for name in recipe.trained}
         assert tried["lora"] == tried["pre"]
-    for place, unit in enumerate(tunes):
-        own = next(each for each in plan.tuning if unit.run in each.runs)
-        before = [one for one in tunes[:place] if one.run not in own.runs]
+    for index, unit in enumerate(tunes):
+        stage = next(stage for stage in plan.tuning if unit.run in stage.runs)
+        before = [one for one in tunes[:index] if one.run not in stage.runs]
         assert list(unit.needs) == (before or [plan.units[1]])
         assert (unit.run.seed, unit.run.folder.parent) == (1000, out / "runs" / unit.run.variant / "tuning")
         assert unit.marker == RunPaths(unit.run.folder).training
@@ -200,8 +200,8 @@ def test_a_plan_has_as_many_trials_of_every_method_before_any_final_run(recipe):
 
 
 def test_every_method_has_the_same_trials_on_the_same_batches(straight):
-    found = read_json(straight / "results.json")
-    tuning, runs = found["tuning"], straight / "runs"
+    results = read_json(straight / "results.json")
+    tuning, runs = results["tuning"], straight / "runs"
     losses = {name: {} for name in ("pre", "lora")}
     for trial in tuning["trials"]:
         losses[trial["method"]][trial["values"]["lr"]] = trial["loss"]
@@ -214,7 +214,7 @@ def test_every_method_has_the_same_trials_on_the_same_batches(straight):
     final = {plan["sha256"] for plan in read_json(straight / "plan.json").values()} - plans
     assert (len(plans), len(final), tuning["seed"]) == (1, 2, 1000)
     assert plans == {read_json(straight / "plan.json")["1000"]["sha256"]}
-    assert set(found["plan"]) == {"0", "1"}
+    assert set(results["plan"]) == {"0", "1"}
     for name, tried in losses.items():
         best = min(tried, key=tried.get)
         assert tuning["chosen"][name]["values"] == {"lr": best}
@@ -223,10 +223,10 @@ def test_every_method_has_the_same_trials_on_the_same_batches(straight):
             steps = lines(runs / name / f"seed-{seed}" / "metrics.jsonl")
             assert max(step["lr"] for step in steps) == pytest.approx(best)
     at_the_top = [name for name, tried in losses.items() if min(tried, key=tried.get) == max(tried)]
-    warned = [warning for warning in found["warnings"] if "that were tried, so a higher one may be better" in warning]
+    warned = [warning for warning in results["warnings"] if "that were tried, so a higher one may be better" in warning]
     assert [name for warning in warned for name in warning.partition(":")[0].split(" and ")] == at_the_top
-    assert not any("may favour some" in warning for warning in found["warnings"])
-    assert "lr" not in found["training"]
+    assert not any("may favour some" in warning for warning in results["warnings"])
+    assert "lr" not in results["training"]
 
 
 def test_what_a_choice_is_worth_follows_from_the_kept_values(model_folder, tmp_path):
@@ -259,13 +259,13 @@ def test_the_text_of_tuning_is_in_no_training_and_no_task(recipe, straight):
 
     def texts(blocks: TokenBlocks) -> set[tuple[int, ...]]:
         """The pieces of all rows, each at most a block long."""
-        found = set()
+        pieces = set()
         for row, begin, end in zip(blocks.rows, blocks.offsets, blocks.offsets[1:], strict=False):
             start = 0
             for size in blocks.sizes[begin:end]:
-                found.add(tuple(row[start : start + size].tolist()))
+                pieces.add(tuple(row[start : start + size].tolist()))
                 start += size
-        return found
+        return pieces
 
     assert {name: blocks.documents for name, blocks in parts.items()} == {"train": 21, "held_out": 5, "tuning": 4}
     assert not texts(setup.tuning_text) & (texts(setup.blocks) | texts(setup.held_out))
@@ -312,12 +312,12 @@ def test_a_run_trained_before_its_rate_changed_is_named(recipe, straight, tmp_pa
         path.unlink()
     setup = set_up(recipe, Tuning(plan_runs(recipe, out).tuning))
     best = best_of(setup.tuning.outcomes(), "lora")
-    other = next(each for each in setup.tuning.outcomes() if each.run.variant == "lora" and each.run != best.run)
-    told = RunPaths(other.run.folder).training
+    other = next(trial for trial in setup.tuning.outcomes() if trial.run.variant == "lora" and trial.run != best.run)
+    training = RunPaths(other.run.folder).training
 
     class Changes(Trained):
         def evaluating(self, run, task):
-            write_json(told, read_json(told) | {"final_eval_loss": 0.0})
+            write_json(training, read_json(training) | {"final_eval_loss": 0.0})
 
     message = refused(compare, recipe, out, resume=True, progress=Changes())
     assert message.startswith("lora · seed 0: was trained before the rates were extended, and tuning now chooses lr=")
@@ -334,15 +334,15 @@ def test_a_trial_that_diverges_is_shown_and_never_chosen(model_folder, tmp_path)
     assert {choice["values"]["lr"] for choice in tuned["chosen"].values()} == {1e-3}
     assert tuned["seed"] == 1001
     assert set(tuned["chosen"]["pre"]) == {"values", "loss", "trials", "edge", "at"}
-    said = "the best learning rate, 0.001, is the lowest of the 2 that were tried, so a lower one may be better."
-    assert [warning for warning in results["warnings"] if said in warning] == [f"pre and lora: {said}"]
+    caution = "the best learning rate, 0.001, is the lowest of the 2 that were tried, so a lower one may be better."
+    assert [warning for warning in results["warnings"] if caution in warning] == [f"pre and lora: {caution}"]
 
 
 def test_compare_says_that_all_trials_diverged(model_folder, tmp_path):
     tuning = {**TUNING, "learning_rates": [1e25, 1e26], "extend": 0}
     results = compare(make_recipe(model_folder, tuning=tuning, training={**TRAINING, "seeds": [0]}), tmp_path / "out")
-    said = "all 2 trials of tuning diverged; its runs take the lowest rate, untuned."
-    assert [warning for warning in results["warnings"] if "tuning" in warning] == [f"pre: {said}", f"lora: {said}"]
+    caution = "all 2 trials of tuning diverged; its runs take the lowest rate, untuned."
+    assert [text for text in results["warnings"] if "tuning" in text] == [f"pre: {caution}", f"lora: {caution}"]
     assert not [warning for warning in results["warnings"] if "best" in warning]
     assert {choice["edge"] for choice in results["tuning"]["chosen"].values()} == {None}
 
@@ -362,24 +362,24 @@ def test_options_of_methods_are_tuned_at_equal_trials(model_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lora", "pre", "said"),
+    ("lora", "pre", "reason"),
     [
         ({"lora_alhpa": [1, 2]}, {"init": ["paper", "identity"]}, "lora has no option 'lora_alhpa' (did you mean"),
         ({"lora_alpha": [1, 2]}, {"init": ["paper", "other"]}, "init='other'"),
         ({"lora_alpha": [1, 2]}, {"expansion": [1.0, 1.25]}, "gives pre 512 trained parameters in place of 640, so it"),
     ],
 )
-def test_options_that_cannot_be_tuned_are_refused_before_anything_is_written(model_folder, tmp_path, lora, pre, said):
+def test_options_that_cannot_be_tuned_are_refused_before_anything_is_written(model_folder, tmp_path, lora, pre, reason):
     grid = {
         f"methods.{name}.0.{key}": values
-        for name, each in (("lora", lora), ("pre", pre))
-        for key, values in each.items()
+        for name, options in (("lora", lora), ("pre", pre))
+        for key, values in options.items()
     }
     small, out = make_recipe(model_folder, tuning=TUNING | {"grid": grid}), tmp_path / "out"
     for start in (compare, lambda recipe, out: train(recipe, "lora", out)):
         message = refused(start, small, out)
         assert message.startswith("tuning.grid: ")
-        assert said in message
+        assert reason in message
         assert not out.exists()
 
 
@@ -405,8 +405,8 @@ def test_nothing_goes_on_with_other_tuning_or_a_trial_of_something_else(recipe, 
     assert "tuning" in refused(compare, recipe.model_copy(update={"tuning": None}), straight, resume=True)
     out = shutil.copytree(straight, tmp_path / "out")  # a trial of something else
     (out / "results.json").unlink()
-    told = out / "runs" / "lora" / "tuning" / "lr=0.001" / "training.json"
-    write_json(told, read_json(told) | {"identity": read_json(told)["identity"] | {"plan": "0" * 64}})
+    path = out / "runs" / "lora" / "tuning" / "lr=0.001" / "training.json"
+    write_json(path, read_json(path) | {"identity": read_json(path)["identity"] | {"plan": "0" * 64}})
     assert "does not match the current batch plan" in refused(compare, recipe, out, resume=True)
 
 
