@@ -42,12 +42,13 @@ def killed(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KILLS)
 def test_killed_at_random_instants_it_ends_bit_equal_every_time(killed, kind):
-    told = killed[kind]
-    assert told["kills"] == KILLS[kind]
-    assert told["diagnostics"] == {"probe": 0, "pretrain": 2 * 9}[kind]  # two layers, before and each second step of 16
-    assert 0 < told["ends"] == told["equal"]
-    assert len(set(told["steps"])) > 3  # killed at different places, so that much was lost and found
-    assert told["leftovers"] > 0 or kind == "pretrain"  # and within a save; half as many kills may all miss one
+    report = killed[kind]
+    assert report["kills"] == KILLS[kind]
+    # Two layers, before training and after each second step of 16
+    assert report["diagnostics"] == {"probe": 0, "pretrain": 2 * 9}[kind]
+    assert 0 < report["ends"] == report["equal"]
+    assert len(set(report["steps"])) > 3  # killed at different steps
+    assert report["leftovers"] > 0 or kind == "pretrain"  # and within a save; half as many kills may all miss one
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -95,48 +96,48 @@ def test_sigterm_in_the_last_step_is_not_forgotten(patched, tmp_path):
 
 @pytest.mark.parametrize("error", [None, HfpatchError("other")])
 def test_a_sigterm_that_nobody_answered_acts_as_before_in_the_end_and_a_second_at_once(error):
-    seen = []
-    before = signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
+    signals = []
+    before = signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
     try:
         with suppress(HfpatchError), watch_sigterm():
             os.kill(os.getpid(), signal.SIGTERM)
-            assert seen == []
+            assert signals == []
             if error:
                 raise error
-        assert seen == ([] if error else [1])
-        seen.clear()
+        assert signals == ([] if error else [1])
+        signals.clear()
         with watch_sigterm() as watch:
             os.kill(os.getpid(), signal.SIGTERM)
-            assert (watch.asked, seen) == (True, [])
+            assert (watch.asked, signals) == (True, [])
             os.kill(os.getpid(), signal.SIGTERM)
-            assert seen == [1]
+            assert signals == [1]
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def test_outside_the_main_thread_nothing_is_watched():
-    found = []
+    asked = []
 
     def enter():
         with watch_sigterm() as watch:
-            found.append(watch.asked)
+            asked.append(watch.asked)
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert found == [False]
+    assert asked == [False]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_bad_loss_is_left_out_and_counted_where_asked(patched, tmp_path, value):
     model = spoil(patched(), 4, value)
     result = run(model, tmp_path, on_bad_loss="skip", save_every=1, keep_checkpoints=9)
-    found = metrics_of(tmp_path)
+    lines = metrics_of(tmp_path)
     assert result.skipped_steps == 1
-    assert [line["step"] for line in found if "loss" not in line] == [4]
-    assert [line["step"] for line in found if line.get("skipped")] == [4]
+    assert [line["step"] for line in lines if "loss" not in line] == [4]
+    assert [line["step"] for line in lines if line.get("skipped")] == [4]
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
-    assert result.final_loss == found[-1]["loss"]
+    assert result.final_loss == lines[-1]["loss"]
     states = [load(tmp_path, step) for step in (3, 4, 5)]
     assert same(states[0], states[1])
     assert not same(states[1], states[2])

@@ -64,9 +64,9 @@ def test_a_run_is_that_of_one_process(runs, stage):
     root, _ = runs
     for key in ("loss", "eval_loss"):
         assert losses(root / f"{stage}", key) == pytest.approx(losses(root / "one", key), rel=1e-6)
-    found, expected = saved(root / f"{stage}"), saved(root / "one")
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+    tensors, expected = saved(root / f"{stage}"), saved(root / "one")
+    assert tensors.keys() == expected.keys()
+    for name, value in tensors.items():
         torch.testing.assert_close(value, expected[name], rtol=3e-4, atol=1e-5)
 
 
@@ -77,11 +77,11 @@ def test_so_is_a_stack_of_all_methods_with_checkpoints(runs, stage):
     files = sorted((root / "one-stack").rglob("adapter_model.safetensors"))
     assert len(files) == 6
     for file in files:
-        found, expected = (
-            load_file(each) for each in (root / f"{stage}-stack" / file.relative_to(root / "one-stack"), file)
+        tensors, expected = (
+            load_file(path) for path in (root / f"{stage}-stack" / file.relative_to(root / "one-stack"), file)
         )
-        assert found.keys() == expected.keys()
-        for name, value in found.items():
+        assert tensors.keys() == expected.keys()
+        for name, value in tensors.items():
             torch.testing.assert_close(value, expected[name], rtol=3e-4, atol=1e-5)
 
 

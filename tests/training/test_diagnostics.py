@@ -70,29 +70,29 @@ def f_and_anchor(path, query, x, hidden):
 def expected(model, case, form, blocks):
     """Return (layer, size, cosine, size beside x) by plain torch, block by block, over all tokens that are text."""
     attention, reads, path = ATTENTIONS[case]
-    query, told = FORMS[form], []
+    query, rows = FORMS[form], []
     for layer in (0, 1):
-        seen = {}
+        taken = {}
         reader = model.get_submodule(f"{attention.format(layer)}.{reads}")
-        handles = [reader.register_forward_pre_hook(lambda _, args, seen=seen: seen.update(x=args[0].double()))]
+        handles = [reader.register_forward_pre_hook(lambda _, args, taken=taken: taken.update(x=args[0].double()))]
         if query.get("source") == "mlp" and layer == 1:
             down = model.get_submodule("transformer.h.0.mlp.c_proj")
-            handles += [down.register_forward_pre_hook(lambda _, args, seen=seen: seen.update(h=args[0].double()))]
+            handles += [down.register_forward_pre_hook(lambda _, args, taken=taken: taken.update(h=args[0].double()))]
         numbers = []
         for row in range(min(DIAGNOSED_BLOCKS, len(blocks))):
             item = {name: value[None] for name, value in blocks[row].items() if name != "labels"}
             with torch.no_grad():
                 model(**item, use_cache=False)
             module = model.get_submodule(f"{attention.format(layer)}.{path}")
-            f, anchor = f_and_anchor(module, query, seen["x"], seen.get("h"))
+            f, anchor = f_and_anchor(module, query, taken["x"], taken.get("h"))
             text = int(blocks.sizes[blocks.offsets[row] : blocks.offsets[row + 1]].sum())
-            for f_t, a_t, x_t in zip(f[0, :text], anchor[0, :text], seen["x"][0, :text], strict=True):
+            for f_t, a_t, x_t in zip(f[0, :text], anchor[0, :text], taken["x"][0, :text], strict=True):
                 cosine = float(f_t @ a_t / (f_t.norm() * a_t.norm()))
                 numbers.append((float(f_t.norm() / a_t.norm()), cosine, float(f_t.norm() / x_t.norm())))
         for handle in handles:
             handle.remove()
-        told.append((layer, *(sum(column) / len(numbers) for column in zip(*numbers, strict=True))))
-    return told
+        rows.append((layer, *(sum(column) / len(numbers) for column in zip(*numbers, strict=True))))
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -109,24 +109,24 @@ def expected(model, case, form, blocks):
 def test_it_is_the_formula_on_what_the_layer_reads(case, form, layout):
     model, blocks = build(case, form), make_blocks(layout=layout, documents=30)
     assert len(blocks) > DIAGNOSED_BLOCKS
-    found = diagnose(model, blocks, step=7, batch_size=3)
+    diagnosed = diagnose(model, blocks, step=7, batch_size=3)
     wanted = expected(model, case, form, blocks)
-    assert [(each.step, each.layer, each.target) for each in found] == [(7, 0, "query"), (7, 1, "query")]
-    for each, (_, *numbers) in zip(found, wanted, strict=True):
-        assert (each.size, each.cosine, each.size_beside_x) == pytest.approx(numbers, rel=2e-5, abs=2e-6)
+    assert [(layer.step, layer.layer, layer.target) for layer in diagnosed] == [(7, 0, "query"), (7, 1, "query")]
+    for layer, (_, *numbers) in zip(diagnosed, wanted, strict=True):
+        assert (layer.size, layer.cosine, layer.size_beside_x) == pytest.approx(numbers, rel=2e-5, abs=2e-6)
         if FORMS[form].get("anchor") != "weight":
-            assert each.size == each.size_beside_x
+            assert layer.size == layer.size_beside_x
 
 
 def test_several_targets_are_told_apart_and_nothing_stays_behind():
     settings = ScratchSettings(query={"path": "nonlinear", "targets": ("value", "key", "query")})
     with pytest.warns(UserWarning, match="both query and key"):
         model = build_scratch(make_config("gpt2"), settings, seed=3).train()
-    found = diagnose(model, make_blocks(), step=0, batch_size=8)
-    assert [(each.layer, each.target) for each in found] == [
+    diagnosed = diagnose(model, make_blocks(), step=0, batch_size=8)
+    assert [(entry.layer, entry.target) for entry in diagnosed] == [
         (layer, target) for layer in (0, 1) for target in ("key", "query", "value")
     ]
-    assert len({each.size for each in found}) == 6
+    assert len({entry.size for entry in diagnosed}) == 6
     assert model.training
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
@@ -161,10 +161,10 @@ def test_a_run_writes_them_at_the_start_on_time_and_at_the_end_and_trains_as_wit
     assert without_seconds(tmp_path / "with") == without_seconds(tmp_path / "without")
     assert same(trainables(with_them), trainables(without))
     last = diagnose(with_them, make_blocks(documents=30, seed=1), step=6, batch_size=4)
-    for each, line in zip(last, metrics_of(tmp_path / "with", "diagnostics")[-2:], strict=True):
-        found = asdict(each)
-        assert found.pop("target") == line.pop("target")
-        assert found == pytest.approx(line, rel=1e-5)  # in training, attention takes documents one at a time
+    for entry, line in zip(last, metrics_of(tmp_path / "with", "diagnostics")[-2:], strict=True):
+        values = asdict(entry)
+        assert values.pop("target") == line.pop("target")
+        assert values == pytest.approx(line, rel=1e-5)  # in training, attention takes documents one at a time
 
 
 def test_neither_they_nor_the_evaluation_count_in_a_steps_seconds(tmp_path, monkeypatch):

@@ -88,7 +88,7 @@ def test_an_adapter_on_the_head_is_trained_through_its_own_logits():
 
 @pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "gemma2"])
 def test_gradients_are_those_of_the_stock_loss(case):
-    found = {}
+    grads = {}
     for fused in (True, False):
         model, tokens = patch(make_model(case), PreProjectionConfig(content_skip=True, init="paper")), make_tokens()
         labels = some_labels(tokens)
@@ -99,9 +99,9 @@ def test_gradients_are_those_of_the_stock_loss(case):
             scores = torch.log_softmax(model(tokens, use_cache=False).logits.float(), dim=-1)[:, :-1]
             mask = labels[:, 1:] != -100
             (-scores.gather(-1, tokens[:, 1:, None]).squeeze(-1) * mask).sum().backward()
-        found[fused] = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
-    for name, gradient in found[True].items():
-        torch.testing.assert_close(gradient, found[False][name], rtol=2e-4, atol=2e-5)
+        grads[fused] = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    for name, gradient in grads[True].items():
+        torch.testing.assert_close(gradient, grads[False][name], rtol=2e-4, atol=2e-5)
 
 
 def test_blocks_of_the_loss_nest_and_leave_nothing_behind():

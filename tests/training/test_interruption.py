@@ -27,9 +27,9 @@ print("went on", flush=True)
 
 
 @pytest.mark.parametrize(
-    ("launched", "keeps_on", "said"), [(True, False, ""), (True, True, "asked\n"), (False, False, None)]
+    ("launched", "keeps_on", "expected"), [(True, False, ""), (True, True, "asked\n"), (False, False, None)]
 )
-def test_what_a_launcher_started_ends_with_it(launched, keeps_on, said):
+def test_what_a_launcher_started_ends_with_it(launched, keeps_on, expected):
     environment = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_RUN_ID"}
     environment |= {"TORCHELASTIC_RUN_ID": "none"} if launched else {}
     command = [sys.executable, "-c", LAUNCHER, WORKER.replace("KEEPS_ON", str(keeps_on))]
@@ -43,7 +43,7 @@ def test_what_a_launcher_started_ends_with_it(launched, keeps_on, said):
         os.kill(worker, signal.SIGKILL)  # it was still there
         launcher.communicate()
         return
-    found, errors = launcher.communicate(timeout=30)  # ends when the worker does
+    output, errors = launcher.communicate(timeout=30)  # ends when the worker does
     assert time.monotonic() - began < 5
-    assert found == said
+    assert output == expected
     assert f"the launcher (process {launcher.pid}) is gone, so this process ends" in errors

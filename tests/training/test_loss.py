@@ -17,11 +17,11 @@ def reference(logits, labels):
     """The sum over predicted tokens of -log softmax, written out."""
     total = torch.zeros((), dtype=torch.float64)
     for row, wanted in zip(logits.double(), labels.tolist(), strict=True):
-        for place in range(len(wanted) - 1):
-            if wanted[place + 1] != IGNORED:
-                scores = row[place]
+        for index in range(len(wanted) - 1):
+            if wanted[index + 1] != IGNORED:
+                scores = row[index]
                 total = total + torch.log(torch.exp(scores - scores.max()).sum()) + scores.max()
-                total = total - scores[wanted[place + 1]]
+                total = total - scores[wanted[index + 1]]
     return total
 
 
@@ -57,11 +57,11 @@ def test_both_losses_are_sums_over_predicted_tokens_and_gradients_those_of_full_
         if head is not None:
             head.requires_grad_(not frozen)
     logits = logits_of(*tensors, tail)
-    expected, found = reference(logits, labels), loss_from_hidden(*tensors, labels, tail=tail)
-    for loss in (found, loss_from_logits(logits, labels)):
+    expected, summed = reference(logits, labels), loss_from_hidden(*tensors, labels, tail=tail)
+    for loss in (summed, loss_from_logits(logits, labels)):
         torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
     trained = (states,) if frozen else tensors
-    for one, other in zip(gradients(2 * found, *trained), gradients(2 * expected, *trained), strict=True):
+    for one, other in zip(gradients(2 * summed, *trained), gradients(2 * expected, *trained), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -75,10 +75,10 @@ def test_any_chunk_and_any_tile_of_any_shape_give_the_same(tile, batch, seq, see
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hfpatch.training.loss.chunk_rows", lambda vocabulary, device: tile[0])
         patch.setattr("hfpatch.training.loss._TILE", tile)
-        found = loss_from_hidden(states, weight, offset, labels)
+        trained = loss_from_hidden(states, weight, offset, labels)
         frozen = loss_from_hidden(states, weight.detach(), offset.detach(), labels)
     expected = reference(logits_of(states, weight, offset, Tail()), labels)
-    for loss in (found, frozen):
+    for loss in (trained, frozen):
         torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
     if expected != 0:
         wanted = torch.autograd.grad(expected, states, retain_graph=True)[0]
@@ -105,11 +105,11 @@ def test_autocast_computes_in_bf16_what_the_stock_path_would():
     states, weight, offset, labels = case(hidden=32, vocabulary=64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         stock = loss_from_logits(functional.linear(states, weight, offset), labels)
-        found = loss_from_hidden(states, weight, offset, labels)
+        fused = loss_from_hidden(states, weight, offset, labels)
     exact = reference(logits_of(states, weight, offset, Tail()), labels)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, stock, rtol=1e-5, atol=0)
-    assert found != exact.float()
+    assert fused.dtype == torch.float32
+    torch.testing.assert_close(fused, stock, rtol=1e-5, atol=0)
+    assert fused != exact.float()
 
 
 def test_a_bf16_head_gives_a_sum_in_float32():
@@ -117,10 +117,10 @@ def test_a_bf16_head_gives_a_sum_in_float32():
         value.detach().bfloat16() if value.is_floating_point() else value for value in case(hidden=32, vocabulary=64)
     )
     stock = loss_from_logits(functional.linear(states, weight, offset), labels)
-    found = loss_from_hidden(states.requires_grad_(), weight, offset, labels)
-    torch.testing.assert_close(found, stock, rtol=1e-5, atol=0)
-    assert found != found.bfloat16().float()
-    found.backward()
+    fused = loss_from_hidden(states.requires_grad_(), weight, offset, labels)
+    torch.testing.assert_close(fused, stock, rtol=1e-5, atol=0)
+    assert fused != fused.bfloat16().float()
+    fused.backward()
     assert states.grad.dtype == torch.bfloat16
     exact = states.detach().float().requires_grad_()
     loss_from_logits(functional.linear(exact, weight.float(), offset.float()), labels).backward()
@@ -136,9 +136,9 @@ def test_a_chunk_allocates_its_logits_once_and_a_frozen_head_a_tile():
 def allocations(weight):
     """The bytes of each buffer that the loss of 64 rows takes."""
     rows, targets = torch.randn(64, 8, requires_grad=True), torch.randint(4096, (64,))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         ChunkedLoss.apply(rows, weight, None, targets, None, 64)
-    taken = [event.self_cpu_memory_usage for event in seen.events()]
+    taken = [event.self_cpu_memory_usage for event in profile.events()]
     return [bytes_ for bytes_ in taken if bytes_ > 0]
 
 
@@ -154,12 +154,12 @@ def test_logits_far_apart_lose_nothing(frozen, monkeypatch):
 
 
 def test_no_chunk_holds_full_logits(monkeypatch):
-    seen = []
+    chunks = []
     original = ChunkedLoss.apply
-    monkeypatch.setattr(ChunkedLoss, "apply", lambda *values: (seen.append(values[-1]), original(*values))[1])
+    monkeypatch.setattr(ChunkedLoss, "apply", lambda *values: (chunks.append(values[-1]), original(*values))[1])
     states, weight, offset, labels = case(vocabulary=50_000, batch=1, seq=5)
     loss_from_hidden(states, weight, offset, labels)
-    assert seen == [chunk_rows(50_000, torch.device("cpu"))] == [128]
+    assert chunks == [chunk_rows(50_000, torch.device("cpu"))] == [128]
 
 
 def test_liger_gets_its_arguments_where_it_is_installed(monkeypatch):
@@ -191,13 +191,13 @@ def test_the_loss_by_token_is_that_of_each_position(tail, tiles, monkeypatch):
     states, weight, offset, labels = case(batch=4)
     logits = logits_of(states, weight, offset, tail).detach()
     expected = torch.zeros(labels.shape, dtype=torch.float64)
-    for row, place in (labels[:, 1:] != IGNORED).nonzero().tolist():
-        expected[row, place] = -torch.log_softmax(logits[row, place].double(), -1)[labels[row, place + 1]]
-    for found in (
+    for row, index in (labels[:, 1:] != IGNORED).nonzero().tolist():
+        expected[row, index] = -torch.log_softmax(logits[row, index].double(), -1)[labels[row, index + 1]]
+    for losses in (
         loss_from_hidden(states, weight, offset, labels, tail=tail, by_token=True),
         loss_from_logits(logits, labels, by_token=True),
     ):
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-        assert not found.requires_grad
+        torch.testing.assert_close(losses.double(), expected, rtol=1e-5, atol=1e-6)
+        assert not losses.requires_grad
     nothing = torch.full_like(labels, IGNORED)
     assert loss_from_hidden(states, weight, offset, nothing, tail=tail, by_token=True).count_nonzero() == 0

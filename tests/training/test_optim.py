@@ -27,9 +27,9 @@ def test_schedules_against_their_formulas(schedule, floor, after, warmup):
     expected = [
         3e-4 * ((step + 1) / (warmup + 1) if step < warmup else after(step, warmup, 30, floor)) for step in range(30)
     ]
-    found = rates_of(settings, 30)
-    assert found == pytest.approx(expected, rel=1e-9, abs=1e-18)
-    assert min(found) > 0  # no step is wasted
+    rates = rates_of(settings, 30)
+    assert rates == pytest.approx(expected, rel=1e-9, abs=1e-18)
+    assert min(rates) > 0  # no step is wasted
 
 
 @pytest.mark.parametrize(("asked", "decay"), [(None, 3), (10, 10), (99, 26)])
@@ -58,10 +58,10 @@ def test_each_tensor_group_has_its_own_learning_rate():
     settings = TrainingSettings(lr=1e-5, learning_rates=chosen, warmup_steps=0, steps=10, weight_decay=0.1)
     optimizer = build_optimizer(model, settings)
     scheduler = build_scheduler(optimizer, settings, steps=10)
-    found = {id(value): group for group in optimizer.param_groups for value in group["params"]}
+    group_of = {id(value): group for group in optimizer.param_groups for value in group["params"]}
     for name, value in model.named_parameters():
-        assert found[id(value)]["lr"] == names[name.split(".")[0]], name
-        assert found[id(value)]["weight_decay"] == (0.0 if value.ndim == 1 else 0.1), name
+        assert group_of[id(value)]["lr"] == names[name.split(".")[0]], name
+        assert group_of[id(value)]["weight_decay"] == (0.0 if value.ndim == 1 else 0.1), name
     for _ in range(5):
         optimizer.step()
         scheduler.step()

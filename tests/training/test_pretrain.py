@@ -52,24 +52,24 @@ def test_a_frozen_or_low_precision_model_is_trained_in_float32(base, blocks, tmp
 @pytest.mark.parametrize("micro", [None, 2])
 @pytest.mark.parametrize(("factor", "bound"), [(float("nan"), None), (float("inf"), 50.0), (1e3, 6.0)])
 def test_it_ends_the_run_with_its_step_and_no_model(base, blocks, tmp_path, factor, bound, micro):
-    model, told = spoil(base(), 4 if micro is None else 7, factor), []
+    model, records = spoil(base(), 4 if micro is None else 7, factor), []
     result = run(
-        model, blocks, tmp_path, on_step=told.append, diverged_above=bound, micro_batch_size=micro,
+        model, blocks, tmp_path, on_step=records.append, diverged_above=bound, micro_batch_size=micro,
         evaluation_blocks=blocks.head(3), evaluate_every=1,
     )  # fmt: skip
     assert (result.diverged_step, result.steps, result.stopped_early) == (4, 4, False)
-    found = metrics_of(tmp_path)
-    assert [line["step"] for line in found] == [0, 1, 2, 3, 4] == [0, *(record.step for record in told)]
-    assert "eval_loss" in found[3]
-    assert "eval_loss" not in found[4]
-    assert ("loss" in found[4]) == math.isfinite(factor)
+    lines = metrics_of(tmp_path)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4] == [0, *(record.step for record in records)]
+    assert "eval_loss" in lines[3]
+    assert "eval_loss" not in lines[4]
+    assert ("loss" in lines[4]) == math.isfinite(factor)
     assert not (tmp_path / "model").exists()
     again = run(
         base(), blocks, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"),
         diverged_above=bound, evaluation_blocks=blocks.head(3), evaluate_every=1,
     )  # fmt: skip
     assert again.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
-    assert metrics_of(tmp_path) == found
+    assert metrics_of(tmp_path) == lines
 
 
 def test_the_update_that_it_names_is_left_out(base, blocks, tmp_path):
@@ -99,10 +99,10 @@ def test_the_bound_holds_after_warm_up_only(base, blocks, tmp_path):
 def test_a_loss_on_the_evaluation_blocks_counts_as_well(base, blocks, tmp_path):
     values = {"evaluation_blocks": blocks.head(3), "evaluate_every": 2, "warmup_steps": 1}
     huge = run(base(), blocks, tmp_path, diverged_above=5.0, lr=30.0, max_grad_norm=None, **values)
-    found = metrics_of(tmp_path)
-    assert huge.diverged_step == found[-1]["step"] < STEPS
-    assert max(found[-1]["loss"], found[-1].get("eval_loss", 0)) > 5.0
-    assert all(line.get("eval_loss", 0) <= 5.0 for line in found[:-1])
+    lines = metrics_of(tmp_path)
+    assert huge.diverged_step == lines[-1]["step"] < STEPS
+    assert max(lines[-1]["loss"], lines[-1].get("eval_loss", 0)) > 5.0
+    assert all(line.get("eval_loss", 0) <= 5.0 for line in lines[:-1])
 
 
 def test_a_bound_below_the_loss_of_an_untrained_model_is_refused(base, blocks, tmp_path):

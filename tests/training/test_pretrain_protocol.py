@@ -64,11 +64,11 @@ def test_every_value_of_it_can_be_said_and_every_matrix_decays():
         model = build_model({**GPT2_SMALL, "n_layer": 2, "query": {"path": "nonlinear"}})
     groups = build_optimizer(model, settings).param_groups
     decays = {id(value): group["weight_decay"] for group in groups for value in group["params"]}
-    found = {name: decays[id(value)] for name, value in model.named_parameters()}
-    gains = {name for name, decay in found.items() if decay == 0.0}
-    assert gains == {name for name in found if ".ln_" in name or ".norm_" in name}
-    assert {found[f"transformer.{name}.weight"] for name in ("wte", "wpe")} == {2**-5}
-    assert "lm_head.weight" not in found  # tied: decays once
+    decay_of = {name: decays[id(value)] for name, value in model.named_parameters()}
+    gains = {name for name, decay in decay_of.items() if decay == 0.0}
+    assert gains == {name for name in decay_of if ".ln_" in name or ".norm_" in name}
+    assert {decay_of[f"transformer.{name}.weight"] for name in ("wte", "wpe")} == {2**-5}
+    assert "lm_head.weight" not in decay_of  # tied: decays once
 
 
 @pytest.mark.parametrize(

@@ -96,11 +96,11 @@ def test_only_what_is_trained_changes_in_float32(patched, blocks, tmp_path, dtyp
 
 
 def test_metrics_and_result_which_a_finished_run_returns_again(patched, blocks, tmp_path, capfd):
-    seen, first, again = [], patched(), patched()
-    result = run(first, blocks, tmp_path, on_step=seen.append)
+    records, first, again = [], patched(), patched()
+    result = run(first, blocks, tmp_path, on_step=records.append)
     lines = metrics_of(tmp_path)
     assert [list(line) for line in lines] == [["step", "loss", "lr", "tokens", "seconds"]] * STEPS
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1)) == [record.step for record in seen]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1)) == [record.step for record in records]
     assert [line["tokens"] for line in lines] == [blocks.count_tokens(rows) for rows in plan_for(blocks).indices]
     assert lines[0]["lr"] == pytest.approx(1e-2 / 3)
     assert lines[2]["lr"] == pytest.approx(1e-2)
@@ -131,9 +131,9 @@ def test_a_killed_run_resumes_bit_equal(patched, blocks, tmp_path, killed, saved
     with pytest.raises(Killed):
         run(broken, blocks, tmp_path / "broken", save_every=2, on_step=killed_after(killed))
     assert len(losses(tmp_path / "broken")) == killed
-    seen = []
-    result = run(resumed, blocks, tmp_path / "broken", save_every=2, resume=True, on_step=seen.append)
-    assert [record.step for record in seen] == list(range(saved + 1, STEPS + 1))
+    records = []
+    result = run(resumed, blocks, tmp_path / "broken", save_every=2, resume=True, on_step=records.append)
+    assert [record.step for record in records] == list(range(saved + 1, STEPS + 1))
     strip = [{**line, "seconds": 0} for line in metrics_of(tmp_path / "broken")]
     assert strip == [{**line, "seconds": 0} for line in metrics_of(tmp_path / "straight")]
     assert same(trainables(resumed), trainables(straight))
@@ -277,11 +277,11 @@ def test_tensor_groups_have_their_own_dtype(tmp_path, blocks, base):
         run(
             model, blocks, tmp_path, trainable_dtype="bfloat16", trainable_dtypes={"lora": "float32", "skip": "float16"}
         )  # fmt: skip
-    found = {}
+    dtypes = {}
     for name, value in model.named_parameters():
         if value.requires_grad:
-            found.setdefault(group_of(name), set()).add(value.dtype)
-    assert found == {"pre_projection": {torch.bfloat16}, "skip": {torch.float16}, "lora": {torch.float32}}
+            dtypes.setdefault(group_of(name), set()).add(value.dtype)
+    assert dtypes == {"pre_projection": {torch.bfloat16}, "skip": {torch.float16}, "lora": {torch.float32}}
 
 
 def test_learning_rates_of_groups_act(tmp_path, blocks, base):
@@ -298,28 +298,28 @@ def test_learning_rates_of_groups_act(tmp_path, blocks, base):
     # The rate that is recorded is that of a group without one of its own, also where there is none.
     rates = {"skip": 1e-2, "pre_projection": 1e-4}
     run(model, blocks, tmp_path / "both", lr=1e-3, learning_rates=rates, warmup_steps=2, steps=4)
-    found = [metrics_of(tmp_path / name) for name in ("0.01", "both")]
+    runs = [metrics_of(tmp_path / name) for name in ("0.01", "both")]
     expected = [1e-3, 1e-3 / 3, 2e-3 / 3, 1e-3, 5e-4]  # a cosine after warm-up
-    assert [line["lr"] for lines in found for line in lines] == pytest.approx(expected)
+    assert [line["lr"] for lines in runs for line in lines] == pytest.approx(expected)
 
 
 def test_trackers_hear_of_every_step(patched, blocks, tmp_path, monkeypatch):
     """They write beside the checkpoints, which are removed after the run."""
-    heard, seen = [], []
+    heard, events = [], []
 
     class Tracker(TrainerCallback):
         def on_train_begin(self, args, state, control, **kwargs):
-            seen.append((args.output_dir, args.learning_rate, args.max_steps))
+            events.append((args.output_dir, args.learning_rate, args.max_steps))
 
         def on_log(self, args, state, control, *, logs, **kwargs):
             heard.append((state.global_step, logs))
 
         def on_train_end(self, args, state, control, **kwargs):
-            seen.append(state.global_step)
+            events.append(state.global_step)
 
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "made_up", Tracker)
     run(patched(), blocks, tmp_path, report_to=["made_up"], evaluate_every=4, held_out=blocks.head(2))
-    assert seen == [(str(tmp_path), 1e-2, STEPS), STEPS]
+    assert events == [(str(tmp_path), 1e-2, STEPS), STEPS]
     steps = [(step, logs) for step, logs in heard if "mfu" in logs]
     assert [step for step, _ in steps] == list(range(1, STEPS + 1))
     lines = metrics_of(tmp_path)[1:]  # the first is of step 0

@@ -106,9 +106,9 @@ def test_processes_and_accumulation_change_nothing_but_rounding(runs, name):
     assert losses(runs / name) == pytest.approx(losses(runs / "one-4"), rel=1e-5)
     assert losses(runs / name, "eval_loss") == pytest.approx(losses(runs / "one-4", "eval_loss"), rel=1e-5)
     expected = saved(runs / "one-4")
-    found = saved(runs / name)
-    assert found.keys() == expected.keys()
-    for key, value in found.items():
+    tensors = saved(runs / name)
+    assert tensors.keys() == expected.keys()
+    for key, value in tensors.items():
         torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-5)
 
 
@@ -152,9 +152,9 @@ def test_a_stack_of_further_methods_is_the_same_cut_in_pieces(runs):
     files = sorted(path.relative_to(alone) for path in alone.glob("patch/*/adapter_model.safetensors"))
     assert len(files) == 6
     for path in files:
-        found, expected = load_file(several / path), load_file(alone / path)
-        assert found.keys() == expected.keys()
-        for key, value in found.items():
+        tensors, expected = load_file(several / path), load_file(alone / path)
+        assert tensors.keys() == expected.keys()
+        for key, value in tensors.items():
             torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-5, msg=key)
     facts = json.loads((several / "result.json").read_text())
     assert ("DTensor" in facts["kinds"], facts["processes"]) == (True, 2)
@@ -218,13 +218,13 @@ def test_a_port_in_use_is_one_clear_line(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+        launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
         command = ["-m", "hfpatch", "train", "quickstart", "--method", "lora", "--out", str(tmp_path)]
-        environment = {**os.environ, **place, "PYTHONPATH": str(TESTS.parent)}
+        environment = {**os.environ, **launch, "PYTHONPATH": str(TESTS.parent)}
         done = forked.python(command, env=environment, timeout=100)
     assert done.returncode == 2
-    told = [line for line in done.stderr.splitlines() if line.startswith("hfpatch: error")]
-    assert told == [
+    errors = [line for line in done.stderr.splitlines() if line.startswith("hfpatch: error")]
+    assert errors == [
         f"hfpatch: error: the processes cannot meet at 127.0.0.1:{port}: the port is in use; choose another "
         "(accelerate launch --main_process_port N)"
     ]
@@ -272,7 +272,7 @@ def test_a_machine_dies_and_the_other_goes_on_alone(tmp_path):
     port = free_port()
     machines = [launch_machine(rank, port, tmp_path / f"machine-{rank}", root, scenarios) for rank in (0, 1)]
     ended = [machine.wait(timeout=400) for machine in machines]
-    assert [each.returncode for each in ended] == [1, 1], ended
+    assert [process.returncode for process in ended] == [1, 1], ended
     assert f"exitcode  : -{signal.SIGKILL.value}" in ended[1].stderr
     facts = json.loads((root / "whole" / "result.json").read_text())
     assert facts["processes"] == 2

@@ -82,10 +82,8 @@ def test_what_is_no_number_is_left_out_of_the_file_and_null_in_the_result(tmp_pa
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.append(StepRecord(1, math.inf, 0.1, 10, 0.5, eval_loss=math.nan))
     assert metrics.path.read_text() == '{"step": 1, "lr": 0.1, "tokens": 10, "seconds": 0.5}\n'
-    told = summarise(
-        metrics.read(), peak_memory_bytes=7, update_survival={}, state=LoopState(diverged_step=1)
-    ).to_json()
-    assert (told["final_loss"], told["final_eval_loss"], told["diverged_step"]) == (None, None, 1)
+    raw = summarise(metrics.read(), peak_memory_bytes=7, update_survival={}, state=LoopState(diverged_step=1)).to_json()
+    assert (raw["final_loss"], raw["final_eval_loss"], raw["diverged_step"]) == (None, None, 1)
 
 
 @given(
@@ -96,20 +94,20 @@ def test_what_is_no_number_is_left_out_of_the_file_and_null_in_the_result(tmp_pa
 def test_what_is_kept_is_what_was_written_until_then(steps, until, torn):
     with tempfile.TemporaryDirectory() as folder:
         file = JsonLines(Path(folder) / "lines.jsonl")
-        file.write([{"step": step, "place": place} for place, step in enumerate(steps)])
+        file.write([{"step": step, "index": index} for index, step in enumerate(steps)])
         with file.path.open("a") as stream:
             stream.write(torn)
-        expected, told = [(step, place) for place, step in enumerate(steps) if until > 0 and step <= until], []
-        file.drop_after(until, lambda found: told.append(found) or True)
-        assert told == [[step for step, _ in expected]]
-        assert [(value["step"], value["place"]) for value in file.values()] == expected
+        expected, dropped = [(step, index) for index, step in enumerate(steps) if until > 0 and step <= until], []
+        file.drop_after(until, lambda values: dropped.append(values) or True)
+        assert dropped == [[step for step, _ in expected]]
+        assert [(value["step"], value["index"]) for value in file.values()] == expected
         assert file.path.read_text().endswith("}\n") is bool(expected)
 
 
 def test_the_lowest_finite_loss_is_the_best_and_waiting_ends_the_run():
     state = LoopState()
-    found = [state.evaluated(step, loss, 2) for step, loss in enumerate([math.nan, 3.0, 2.0, 2.0], start=1)]
-    assert found == [False, True, True, False]
+    improved = [state.evaluated(step, loss, 2) for step, loss in enumerate([math.nan, 3.0, 2.0, 2.0], start=1)]
+    assert improved == [False, True, True, False]
     assert (state.best_loss, state.best_step, state.waited, state.stopped) == (2.0, 3, 1, False)
     assert not state.evaluated(5, math.inf, 2)
     assert state.stopped

@@ -28,8 +28,8 @@ MAKE = {
 
 def text(count=9, vocabulary=96, size=8):
     generator = np.random.default_rng(5)
-    found = [generator.integers(3, vocabulary, size=length) for length in generator.integers(2, 21, size=count)]
-    stream = TokenStream(np.concatenate(found).astype(np.uint32), np.array([len(each) for each in found]), None)
+    documents = [generator.integers(3, vocabulary, size=length) for length in generator.integers(2, 21, size=count)]
+    stream = TokenStream(np.concatenate(documents).astype(np.uint32), np.array(list(map(len, documents))), None)
     settings = DataSettings(source="made-up", block_size=size)
     return blocks_from_stream(stream, settings, pad_token_id=0, with_owners=True)
 
@@ -37,13 +37,13 @@ def text(count=9, vocabulary=96, size=8):
 def logits_of(model, row):
     """Return a row's logits in fp64, each document by itself."""
     with torch.no_grad():
-        found = model(
+        logits = model(
             input_ids=row["input_ids"][None],
             position_ids=row["position_ids"][None] if "position_ids" in row else None,
             attention_mask=row["attention_mask"][None] if "attention_mask" in row else None,
             use_cache=False,
         ).logits
-    return found[0].double()
+    return logits[0].double()
 
 
 def by_hand(model, blocks):
@@ -54,12 +54,12 @@ def by_hand(model, blocks):
     for index, q_logits in enumerate(patched):
         row, p_logits = blocks[index], logits_of(model, blocks[index])
         log_p, log_q = log_softmax(p_logits, -1), log_softmax(q_logits, -1)
-        for place in range(1, len(row["labels"])):
-            token = int(row["labels"][place])
+        for position in range(1, len(row["labels"])):
+            token = int(row["labels"][position])
             if token != IGNORE:
-                p, q = log_p[place - 1], log_q[place - 1]
+                p, q = log_p[position - 1], log_q[position - 1]
                 kl, agrees = float((p.exp() * (p - q)).sum()), float(p.argmax() == q.argmax())
-                sums[blocks.owners[index, place]] += 1, -float(p[token]), -float(q[token]), kl, agrees
+                sums[blocks.owners[index, position]] += 1, -float(p[token]), -float(q[token]), kl, agrees
     return sums
 
 
@@ -74,11 +74,11 @@ def test_the_sums_are_those_of_the_formulas(family, config, monkeypatch):
     perturb(model, std=0.5)
     shares = [document_changes(model, blocks, batch_size=2, process=p, processes=2) for p in range(2)]
     flags = [parameter.requires_grad for parameter in model.parameters()]
-    found = sum(shares)
+    sums = sum(shares)
     assert flags == [parameter.requires_grad for parameter in model.parameters()]
     expected = by_hand(model, blocks)
     assert expected[:, 3].sum() / expected[:, 0].sum() > 1e-4  # the patch changes something
-    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-4)
+    np.testing.assert_allclose(sums, expected, rtol=2e-4, atol=1e-4)
 
 
 def test_a_model_that_computes_its_own_logits_is_measured_by_them():
@@ -86,8 +86,8 @@ def test_a_model_that_computes_its_own_logits_is_measured_by_them():
     model.get_output_embeddings().register_forward_hook(lambda module, args, output: output * 1.5)
     patch(model, PreProjectionConfig())
     perturb(model, std=0.5)
-    found = document_changes(model, blocks, batch_size=4)
-    np.testing.assert_allclose(found, by_hand(model, blocks), rtol=2e-4, atol=1e-4)
+    sums = document_changes(model, blocks, batch_size=4)
+    np.testing.assert_allclose(sums, by_hand(model, blocks), rtol=2e-4, atol=1e-4)
 
 
 def test_nothing_changes_at_scale_0_and_without_a_patch():
@@ -96,21 +96,21 @@ def test_nothing_changes_at_scale_0_and_without_a_patch():
     patch(model, PreProjectionConfig())
     perturb(model, std=0.5)
     scale_patch(model, 0)
-    for found in (bare, document_changes(model, blocks, batch_size=2)):
-        np.testing.assert_array_equal(found[:, 1], found[:, 2])
-        np.testing.assert_array_equal(found[:, 3], 0.0)
-        np.testing.assert_array_equal(found[:, 4], found[:, 0])
+    for sums in (bare, document_changes(model, blocks, batch_size=2)):
+        np.testing.assert_array_equal(sums[:, 1], sums[:, 2])
+        np.testing.assert_array_equal(sums[:, 3], 0.0)
+        np.testing.assert_array_equal(sums[:, 4], sums[:, 0])
 
 
 def test_tokens_that_are_masked_out_count_nothing_and_far_logits_stay_exact():
     a = torch.tensor([[0.0, -float("inf"), 80.0], [300.0, -300.0, -float("inf")]])
     b = torch.tensor([[1.0, -float("inf"), 79.0], [-300.0, 300.0, -float("inf")]])
     targets = torch.tensor([0, 1])
-    found = compare_logits((a, b), lambda rows, tokens: rows[:, tokens].clone(), targets, 3)
-    assert found.kl.tolist() == pytest.approx([0.0, 600.0], abs=1e-6)  # log sums are 80 and 79
-    assert found.base.tolist() == pytest.approx([80.0, 600.0])
-    assert found.patched.tolist() == pytest.approx([78.0, 0.0])
-    assert found.agrees.tolist() == [1.0, 0.0]
+    changes = compare_logits((a, b), lambda rows, tokens: rows[:, tokens].clone(), targets, 3)
+    assert changes.kl.tolist() == pytest.approx([0.0, 600.0], abs=1e-6)  # log sums are 80 and 79
+    assert changes.base.tolist() == pytest.approx([80.0, 600.0])
+    assert changes.patched.tolist() == pytest.approx([78.0, 0.0])
+    assert changes.agrees.tolist() == [1.0, 0.0]
 
 
 class Largest(TorchDispatchMode):
@@ -121,11 +121,11 @@ class Largest(TorchDispatchMode):
         self.numbers = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        for value in found if isinstance(found, tuple) else (found,):
+        output = function(*args, **(kwargs or {}))
+        for value in output if isinstance(output, tuple) else (output,):
             if isinstance(value, torch.Tensor) and value._base is None:
                 self.numbers = max(self.numbers, value.numel())
-        return found
+        return output
 
 
 def test_no_more_than_a_tile_of_logits_is_in_memory():
@@ -133,8 +133,8 @@ def test_no_more_than_a_tile_of_logits_is_in_memory():
     torch.manual_seed(0)
     weight, states = torch.randn(vocabulary, 4), (torch.randn(rows, 4), torch.randn(rows, 4))
     targets = torch.randint(vocabulary, (rows,))
-    with Largest() as seen, torch.no_grad():
-        found = compare_logits(states, lambda rows, tokens: rows @ weight[tokens].T, targets, vocabulary)
-    assert seen.numbers <= 512 * 2048
-    p, q = (log_softmax((each[:3] @ weight.T).double(), -1) for each in states)
-    np.testing.assert_allclose(found.kl[:3], (p.exp() * (p - q)).sum(1), rtol=1e-5)
+    with Largest() as largest, torch.no_grad():
+        changes = compare_logits(states, lambda rows, tokens: rows @ weight[tokens].T, targets, vocabulary)
+    assert largest.numbers <= 512 * 2048
+    p, q = (log_softmax((hidden[:3] @ weight.T).double(), -1) for hidden in states)
+    np.testing.assert_allclose(changes.kl[:3], (p.exp() * (p - q)).sum(1), rtol=1e-5)

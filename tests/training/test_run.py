@@ -27,15 +27,15 @@ def made(folder):
 )
 def test_processes_that_see_different_things_are_refused(tmp_path, monkeypatch, others, message):
     run, state = made(tmp_path), PartialState()
-    told = tuple(
+    other = tuple(
         value.format(blocks=run.blocks.sha256, plan=run.plan.sha256) if isinstance(value, str) else value
         for value in others
     )
     monkeypatch.setitem(state.__dict__, "num_processes", 2)
-    monkeypatch.setattr("hfpatch.training.run.gather_object", lambda own: [*own, told])
+    monkeypatch.setattr("hfpatch.training.run.gather_object", lambda gathered: [*gathered, other])
     with pytest.raises(HfpatchError, match=message):
         open_folder(run, resume=False)
-    monkeypatch.setattr("hfpatch.training.run.gather_object", lambda own: [*own, *own])
+    monkeypatch.setattr("hfpatch.training.run.gather_object", lambda gathered: [*gathered, *gathered])
     open_folder(run, resume=False)
 
 

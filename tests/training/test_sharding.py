@@ -42,9 +42,9 @@ def deepspeed(monkeypatch):
 def test_a_parameter_of_zero_3_is_gathered():
     parameter = torch.nn.Parameter(torch.empty(0))
     parameter.ds_id, parameter.hidden = 3, torch.arange(4.0)
-    found = whole_tensors({"a": parameter, "b": torch.ones(2)})
-    assert torch.equal(found["a"], torch.arange(4.0))
-    assert torch.equal(found["b"], torch.ones(2))
+    whole = whole_tensors({"a": parameter, "b": torch.ones(2)})
+    assert torch.equal(whole["a"], torch.arange(4.0))
+    assert torch.equal(whole["b"], torch.ones(2))
     assert parameter.numel() == 0
 
 

@@ -57,12 +57,12 @@ def documents(count=13):
 
 
 def held_out(layout, *, learned=False):
-    found, generator = documents(), np.random.default_rng(4)
-    tokens, lengths = np.concatenate(found).astype(np.uint16), np.array([len(each) for each in found])
+    texts, generator = documents(), np.random.default_rng(4)
+    tokens, lengths = np.concatenate(texts).astype(np.uint16), np.array([len(text) for text in texts])
     mask = generator.random(len(tokens)) < 0.5 if learned else None
     settings = DataSettings(source="made-up", block_size=SIZE, layout=layout)
     blocks = blocks_from_stream(TokenStream(tokens, lengths, mask), settings, pad_token_id=0, with_owners=True)
-    masks = np.split(mask, np.cumsum(lengths)[:-1]) if learned else [np.ones(len(each), bool) for each in found]
+    masks = np.split(mask, np.cumsum(lengths)[:-1]) if learned else [np.ones(len(text), bool) for text in texts]
     return blocks, masks
 
 
@@ -75,14 +75,14 @@ def losses_of(model, ids):
 
 def by_hand(model, layout, masks):
     """Return nats and tokens of each document, every stretch of it that is in a row run by itself."""
-    found, sums = documents(), np.zeros((13, 2))
+    texts, sums = documents(), np.zeros((13, 2))
     if layout == "stream":
-        owners, flat = np.repeat(np.arange(13), [len(each) for each in found]), np.concatenate(found)
+        owners, flat = np.repeat(np.arange(13), [len(text) for text in texts]), np.concatenate(texts)
         for at in range(0, len(flat) - SIZE + 1, SIZE):
-            for place, loss in enumerate(losses_of(model, flat[at : at + SIZE]), at + 1):
-                sums[owners[place]] += loss, 1
+            for position, loss in enumerate(losses_of(model, flat[at : at + SIZE]), at + 1):
+                sums[owners[position]] += loss, 1
         return sums
-    for number, (ids, mask) in enumerate(zip(found, masks, strict=True)):
+    for number, (ids, mask) in enumerate(zip(texts, masks, strict=True)):
         for at in range(0, SIZE if layout == "padded" or not mask.all() else len(ids), SIZE):
             wanted = mask[at : at + SIZE][1:]
             sums[number] += losses_of(model, ids[at : at + SIZE])[wanted].sum(), wanted.sum()
@@ -111,8 +111,8 @@ def test_each_document_has_the_loss_of_its_tokens(base, layout, kind, processes)
 def test_only_learned_tokens_count(base, layout):
     with pytest.warns(UserWarning, match="left out"):
         blocks, masks = held_out(layout, learned=True)
-    found = document_losses(base(), blocks, batch_size=4)
-    np.testing.assert_allclose(found, by_hand(base(), layout, masks)[: len(found)], rtol=1e-5, atol=1e-5)
+    sums = document_losses(base(), blocks, batch_size=4)
+    np.testing.assert_allclose(sums, by_hand(base(), layout, masks)[: len(sums)], rtol=1e-5, atol=1e-5)
 
 
 def test_a_head_that_is_no_matrix_gives_the_same(base):
@@ -124,24 +124,24 @@ def test_a_head_that_is_no_matrix_gives_the_same(base):
 
 def test_blocks_that_begin_inside_documents_are_scored_after_the_start_token(base):
     """The same losses as of each piece by itself, begun with the token; of those the first tokens apart."""
-    model, found, start = base(), documents(), 5
-    tokens, lengths = np.concatenate(found).astype(np.uint16), np.array([len(each) for each in found])
+    model, texts, start = base(), documents(), 5
+    tokens, lengths = np.concatenate(texts).astype(np.uint16), np.array([len(text) for text in texts])
     settings = DataSettings(source="made-up", block_size=SIZE)
     made = TokenStream(tokens, lengths)
     blocks = blocks_from_stream(made, settings, pad_token_id=0, start=[start], with_owners=True)
     sums, starts = np.zeros((13, 2)), np.zeros((2, 2))
-    for number, ids in enumerate(found):
+    for number, ids in enumerate(texts):
         pieces = [ids[:SIZE], *(np.r_[start, ids[at : at + SIZE - 1]] for at in range(SIZE, len(ids), SIZE - 1))]
-        for place, piece in enumerate(pieces):
-            losses = losses_of(model, piece)[place > 0 :]  # neither the added token nor the next one is predicted
+        for index, piece in enumerate(pieces):
+            losses = losses_of(model, piece)[index > 0 :]  # neither the added token nor the next one is predicted
             sums[number] += losses.sum(), len(losses)
-            starts[int(place > 0)] += losses.sum(), len(losses)  # fewer than 16 all
+            starts[int(index > 0)] += losses.sum(), len(losses)  # fewer than 16 all
     np.testing.assert_allclose(document_losses(model, blocks, batch_size=4), sums, rtol=1e-5, atol=1e-5)
     shares = [start_losses(model, blocks, batch_size=4, process=process, processes=2) for process in range(2)]
     np.testing.assert_allclose(sum(shares), starts, rtol=1e-5, atol=1e-5)
     long = DataSettings(source="made-up", block_size=21)
     blocks = blocks_from_stream(made, long, pad_token_id=0, with_owners=True)
-    firsts = [losses_of(model, ids[:21])[:16] for ids in found]
-    later = [losses_of(model, ids[21:])[:16] for ids in found if len(ids) > 22]
-    expected = [[sum(map(np.sum, each)), sum(map(len, each))] for each in (firsts, later)]
+    firsts = [losses_of(model, ids[:21])[:16] for ids in texts]
+    later = [losses_of(model, ids[21:])[:16] for ids in texts if len(ids) > 22]
+    expected = [[sum(map(np.sum, rows)), sum(map(len, rows))] for rows in (firsts, later)]
     np.testing.assert_allclose(start_losses(model, blocks, batch_size=4), expected, rtol=1e-5, atol=1e-5)
