@@ -27,8 +27,8 @@ def support():
 def passages(count):
     """Sentences whose last word has been said before."""
     for i in range(count):
-        name, place, thing = NAMES[i % 6], PLACES[(i // 6 + i) % 6], THINGS[(i // 2) % 6]
-        yield f"{name} took the {thing} to the {place}. In the {place} it was cold, so {name} left the {thing}"
+        name, room, thing = NAMES[i % 6], PLACES[(i // 6 + i) % 6], THINGS[(i // 2) % 6]
+        yield f"{name} took the {thing} to the {room}. In the {room} it was cold, so {name} left the {thing}"
 
 
 def lambada():

@@ -151,10 +151,10 @@ def test_a_comparison_takes_runs_of_neighbours_or_the_declared_groups(tmp_path):
     assert compared.clusters.groups == -(-400 // length) >= 20
     assert (compared.clusters.column, compared.clusters.p) == ("", 0.001)
     assert compared.test == "paired t over groups of documents"
-    (said,) = dependence_cautions([compared], {"t"})
-    assert "neighbouring documents vary together (p = 0.001)" in said
-    assert f"tests take {compared.clusters.groups} groups of {length} neighbours as units" in said
-    assert "--cluster t=COLUMN" in said
+    (warning,) = dependence_cautions([compared], {"t"})
+    assert "neighbouring documents vary together (p = 0.001)" in warning
+    assert f"tests take {compared.clusters.groups} groups of {length} neighbours as units" in warning
+    assert "--cluster t=COLUMN" in warning
     assert "data.group" in next(iter(dependence_cautions([compared], ())))
 
     # the same as if the runs had been declared

@@ -85,9 +85,9 @@ def test_no_document_is_among_its_own_examples(write, support, tokenizer, name):
     assert all(prompt.count("Q: ") == 1 + shots for _, prompt in ours)
     assert (ours != theirs) == leaks
     assert (result.few_shot is not None) == leaks
-    said = [sentence for sentence in document_cautions({"after": result}) if "differ from lm-eval's" in sentence]
-    assert len(said) == leaks
-    assert all("fewshot_split" in sentence for sentence in said)
+    warnings = [sentence for sentence in document_cautions({"after": result}) if "differ from lm-eval's" in sentence]
+    assert len(warnings) == leaks
+    assert all("fewshot_split" in sentence for sentence in warnings)
     assert of_lm_eval(folder, support, tokenizer, shots) == theirs  # the task is as it was
 
 
@@ -110,7 +110,7 @@ def test_examples_of_the_same_group_are_counted(write, support, tokenizer):
     related = sum(any(n % 6 == asked % 6 for n in others) for *others, asked in numbers)
     assert result.few_shot.related == related > 0
     assert any(
-        f"{related} of 24 documents have a few-shot example" in said for said in document_cautions({"after": result})
+        f"{related} of 24 documents have a few-shot example" in text for text in document_cautions({"after": result})
     )
 
 

@@ -168,17 +168,17 @@ def test_pieces_of_a_model_compute_the_formula(root, case):
 def test_bad_input_is_said_once_and_ends_all(launched):
     root, ended, _ = launched
     assert [read(root / "two" / "bad" / f"rank-{rank}.json") for rank in (0, 1)] == [{"code": 2}] * 2
-    said = [line for line in ended.stderr.splitlines() if line.startswith("hfpatch: error")]
-    assert len([line for line in said if "tinyworld_clozed" in line]) == 1
-    assert len(said) == 2, said
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("hfpatch: error")]
+    assert len([line for line in errors if "tinyworld_clozed" in line]) == 1
+    assert len(errors) == 2, errors
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_others_and_loses_no_answer(launched):
-    root, ended, seen = launched
+    root, ended, ended_at = launched
     out = root / "two" / "killed"
     assert ended.returncode != 0
-    assert seen - (out / "evaluation.json").stat().st_mtime < 60
+    assert ended_at - (out / "evaluation.json").stat().st_mtime < 60
     assert "a process of this run was ended, so the others end too" in ended.stderr
     assert not (out / "results.json").exists()
     lines = {path.name: path.read_text().count("\n") - 1 for path in (out / "answers").iterdir()}

@@ -188,8 +188,8 @@ def test_a_document_whose_context_and_answer_share_a_token_is_left_out(taught, t
     same = {"n", "metrics", "stderr", "data_sha256", "chance"}
     assert scores[0].model_dump(include=same) == scores[1].model_dump(include=same)
     assert scores[1].left_out is None
-    (said,) = document_cautions({"words": scores[0]})
-    assert said == f"words: 1 of 7 documents cannot be scored and are left out (document 2: {why})."
+    (caution,) = document_cautions({"words": scores[0]})
+    assert caution == f"words: 1 of 7 documents cannot be scored and are left out (document 2: {why})."
     chosen = write_words(tmp_path, support, [SHARED], kind)
     with pytest.raises(HfpatchError, match="task words: none of its documents can be scored; document 0: its context"):
         evaluate(taught, tokenizer, select(chosen))
@@ -204,7 +204,7 @@ def test_decisions_between_equal_scores_are_counted(support, tokenizer, tmp_path
     rows = [{"text": "Anna left", "word": one, "wrong": other, "gold": 0} for one, other in ends]
     result = evaluate(model, tokenizer, select(write_words(tmp_path, support, rows, "choice")))["words"]
     assert (result.metrics["acc"], result.ties) == (pytest.approx(2 / 3), 1)
-    assert [said.partition(" have")[0] for said in tie_cautions({"words": result}, "it")] == [
+    assert [caution.partition(" have")[0] for caution in tie_cautions({"words": result}, "it")] == [
         "it: 1 of 3 documents of words"
     ]
     assert not list(tie_cautions({"words": result.model_copy(update={"n": 100})}, "it"))

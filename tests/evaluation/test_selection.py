@@ -153,8 +153,8 @@ def test_templates_by_name(tmp_path, tokenizer, support):
     write_model(tmp_path / "two", support.gpt2(), tokenizer, {"default": CHAT, "short": SHORT})
     one, two = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("one", "two"))
     assert template_arguments(one, False) is template_arguments(one, True) is None
-    said = [{"role": "user", "content": "Hello"}]
-    shown = [two.apply_chat_template(said, tokenize=False, **template_arguments(two, name)) for name in (True, "short")]
+    chat = [{"role": "user", "content": "Hello"}]
+    shown = [two.apply_chat_template(chat, tokenize=False, **template_arguments(two, name)) for name in (True, "short")]
     assert shown == ["<user>Hello\n", "Hello/"]
     with pytest.raises(HfpatchError, match=r"no template 'shrt' .did you mean 'short'.*; there are default, short"):
         template_arguments(two, "shrt")

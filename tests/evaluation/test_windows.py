@@ -34,10 +34,10 @@ def test_long_windows_are_named_with_their_cost():
     model = make_model("llama")
     model.config.max_position_embeddings = 8192
     costs = row_operations(model, [8192, 1024]) / [8192, 1024]
-    said = long_windows(model, [8192, 100, 8192], 8192)
-    assert said.startswith("2 windows of 8,192 tokens, the model's longest")
-    assert f"{costs[0] / costs[1]:.1f} times as much a token" in said
-    assert "--max-length 1024" in said
+    caution = long_windows(model, [8192, 100, 8192], 8192)
+    assert caution.startswith("2 windows of 8,192 tokens, the model's longest")
+    assert f"{costs[0] / costs[1]:.1f} times as much a token" in caution
+    assert "--max-length 1024" in caution
     assert long_windows(model, [100, 8191], 8192) == ""
     assert long_windows(model, [1024], 1024) == ""
 
@@ -49,6 +49,6 @@ def test_an_evaluation_says_so_once_and_not_where_a_length_was_given(caplog, mon
     long = Instance("loglikelihood_rolling", {}, ("the cat " * 600,), 0, metadata=("text", 0, 1))
     for length in (64, None, None):
         HfpatchLM(base.model, tokenizer=base.tokenizer, max_length=length).loglikelihood_rolling([long])
-    said = [record.message for record in caplog.records if "windows of" in record.message]
-    assert len(said) == 1
-    assert said[0].startswith("text: ")
+    messages = [record.message for record in caplog.records if "windows of" in record.message]
+    assert len(messages) == 1
+    assert messages[0].startswith("text: ")

@@ -74,8 +74,8 @@ def test_generation_with_and_without_cache(case, name):
 @every_method
 def test_beam_search_with_and_without_cache(name):
     model, tokens = patched(ONE, name), make_tokens(2, 6)
-    found, expected = (greedy(model, tokens, use_cache=use, num_beams=3)[0] for use in (True, False))
-    assert torch.equal(found, expected)
+    actual, expected = (greedy(model, tokens, use_cache=use, num_beams=3)[0] for use in (True, False))
+    assert torch.equal(actual, expected)
 
 
 @every_method
@@ -103,8 +103,8 @@ def test_gradient_checkpointing_of_both_kinds(name):
     model.enable_input_require_grads()
     for reentrant in (False, True):
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        for at, found in gradients(model, tokens).items():
-            assert close(found, expected[at]), at
+        for at, gradient in gradients(model, tokens).items():
+            assert close(gradient, expected[at]), at
 
 
 @every_method
@@ -114,10 +114,10 @@ def test_a_base_in_half_precision(name):
     model = patched(ONE, name, dtype=torch.bfloat16, std=0)
     assert torch.equal(logits_of(model, tokens), logits_of(make_model(ONE, torch.bfloat16), tokens))
     perturb(model, std=FURTHER[name].std)
-    found = logits_of(model, tokens)
+    logits = logits_of(model, tokens)
     assert {p.dtype for p in adapter_parameters(model).values()} == {torch.float32}
-    assert found.dtype == torch.bfloat16
-    assert close(found.float(), logits_of(patched(ONE, name), tokens), 0.1)
+    assert logits.dtype == torch.bfloat16
+    assert close(logits.float(), logits_of(patched(ONE, name), tokens), 0.1)
 
 
 @every_method
@@ -137,15 +137,15 @@ def stack_for(model, order):
 
 @every_case
 def test_all_methods_with_lora_in_two_orders(case):
-    tokens, found = make_tokens(), []
+    tokens, logits = make_tokens(), []
     base = logits_of(make_model(case), tokens)
     for order in ("lora first", "lora last"):
         model = stack_for(make_model(case), order)
         assert torch.equal(logits_of(model, tokens), base)
         perturb(model, std=0.05)
-        found.append(logits_of(model, tokens))
-    assert close(*found)
-    assert not close(found[0], base, 1e-2)
+        logits.append(logits_of(model, tokens))
+    assert close(*logits)
+    assert not close(logits[0], base, 1e-2)
     hfpatch.unpatch(model)
     assert torch.equal(logits_of(model, tokens), base)
 
@@ -173,9 +173,9 @@ def test_another_process_loads_every_saved_patch(tmp_path):
     program = LOADER.format(paths=[str(TESTS), str(TESTS.parent)], count=len(expected), case=ONE, folder=tmp_path)
     done = forked.python(["-c", program])
     assert done.returncode == 0, done.stderr
-    found = load_file(tmp_path / "logits.safetensors")
+    loaded = load_file(tmp_path / "logits.safetensors")
     for index, name in enumerate(FURTHER):
-        assert torch.equal(found[str(index)], expected[index]), name
+        assert torch.equal(loaded[str(index)], expected[index]), name
 
 
 @pytest.mark.slow
@@ -189,6 +189,6 @@ def test_a_process_without_hfpatch_computes_every_export(tmp_path):
         folder.mkdir()
         written, expected = greedy(model, tokens, use_cache=True)[0], logits_of(model, tokens)
         write_model(model, folder)
-        found, _ = elsewhere.computed(folder, tokens, new_tokens=5)
-        assert torch.equal(found["logits"], expected), name
-        assert torch.equal(found["written"], written), name
+        computed, _ = elsewhere.computed(folder, tokens, new_tokens=5)
+        assert torch.equal(computed["logits"], expected), name
+        assert torch.equal(computed["written"], written), name

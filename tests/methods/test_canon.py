@@ -142,15 +142,15 @@ def test_packed_documents_equal_those_alone(case, attention):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "beginnings",
     [
         {"positions": torch.tensor([[0, 1, 0, 1, 2]])},  # all that flash attention is given of packed documents
         {"mask": torch.tensor([[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], *[[0, 0, 1, 1, 1]] * 3]).bool()[None]},
     ],
 )
-def test_a_row_says_where_a_document_begins(said):
-    found = Row(5, **said).earlier("x", torch.arange(1.0, 6.0)[None, :, None], 3)
-    assert [values[0, :, 0].tolist() for values in found] == [[0, 1, 0, 3, 4], [0, 0, 0, 0, 3], [0, 0, 0, 0, 0]]
+def test_a_row_says_where_a_document_begins(beginnings):
+    earlier = Row(5, **beginnings).earlier("x", torch.arange(1.0, 6.0)[None, :, None], 3)
+    assert [values[0, :, 0].tolist() for values in earlier] == [[0, 1, 0, 3, 4], [0, 0, 0, 0, 3], [0, 0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -158,16 +158,16 @@ def test_checkpointing_of_packed_documents_gives_the_same_gradients(reentrant):
     model, tokens = patched(at="qkv").train(), make_tokens(1, 9)
     positions = torch.cat([torch.arange(4), torch.arange(5)])[None]
     weights = [p.requires_grad_() for name, p in model.named_parameters() if "canon_" in name]
-    found = []
+    gradients = []
     for checkpointed in (False, True):
         if checkpointed:
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
             model.enable_input_require_grads()
         logits = model(tokens, position_ids=positions, use_cache=False).logits
         logits.square().mean().backward()
-        found.append([weight.grad for weight in weights])
+        gradients.append([weight.grad for weight in weights])
         model.zero_grad()
-    assert all(close(*pair) for pair in zip(*found, strict=True))
+    assert all(close(*pair) for pair in zip(*gradients, strict=True))
 
 
 def test_what_keeps_no_values_is_refused_before_anything_is_computed():
@@ -222,8 +222,8 @@ def test_an_export_decodes_with_its_cache_and_refuses_servers(at, tmp_path, monk
     model, tokens = patched("gpt_neox", at=at), make_tokens(2, 7)
     expected = written(model, tokens, use_cache=False)
     write_model(model, tmp_path)
-    found, _ = elsewhere.computed(tmp_path, tokens, new_tokens=8)
-    assert torch.equal(found["written"], expected)
+    computed, _ = elsewhere.computed(tmp_path, tokens, new_tokens=8)
+    assert torch.equal(computed["written"], expected)
     config = AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)
     loaded = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
     assert declared_sharing(loaded, 64).reason == MIXES

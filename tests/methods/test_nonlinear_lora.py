@@ -54,8 +54,8 @@ def test_without_its_activation_it_is_lora(alpha):
 
 def test_a_is_drawn_as_lora_draws_it_and_b_is_zero():
     model = hfpatch.patch(make_model("llama"), NonlinearLoraConfig(rank=64, targets="query", seed=3))
-    found = {name.partition("hfpatch_nonlinear_lora.")[2]: p for name, p in adapter_parameters(model).items()}
-    a, b = (found[f"nonlinear_lora_query_{part}.nonlinear_lora.weight"] for part in ("down", "up"))
+    parameters = {name.partition("hfpatch_nonlinear_lora.")[2]: p for name, p in adapter_parameters(model).items()}
+    a, b = (parameters[f"nonlinear_lora_query_{part}.nonlinear_lora.weight"] for part in ("down", "up"))
     uniform = torch.rand(a.shape, generator=seeded_generator(3, "layer.1.query_down"))
     torch.testing.assert_close(a, (2 * uniform - 1) / HIDDEN**0.5)
     assert not b.any()

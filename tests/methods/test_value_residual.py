@@ -61,15 +61,15 @@ def test_the_first_layer_has_no_parameters(options, expected):
 
 
 def test_a_share_of_one_gives_later_layers_the_first_chosen_ones_value():
-    model, seen = hfpatch.patch(deep(), ValueResidualConfig(layers_to_transform=[1, 2, 3])), {}
+    model, values = hfpatch.patch(deep(), ValueResidualConfig(layers_to_transform=[1, 2, 3])), {}
     for parameter in adapter_parameters(model).values():
         torch.nn.init.ones_(parameter)
     for index, layer in enumerate(model.model.layers):
-        layer.self_attn.v_proj.register_forward_hook(lambda m, args, out, index=index: seen.update({index: out}))
+        layer.self_attn.v_proj.register_forward_hook(lambda m, args, out, index=index: values.update({index: out}))
     logits_of(model, make_tokens())
-    assert torch.allclose(seen[2], seen[1], atol=1e-6)
-    assert torch.allclose(seen[3], seen[1], atol=1e-6)
-    assert not torch.allclose(seen[1], seen[0], atol=1e-2)
+    assert torch.allclose(values[2], values[1], atol=1e-6)
+    assert torch.allclose(values[3], values[1], atol=1e-6)
+    assert not torch.allclose(values[1], values[0], atol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -144,18 +144,18 @@ def test_adapters_share_with_themselves_alone():
 def test_an_ablation_leaves_the_layer_that_the_others_read():
     model, tokens = hfpatch.patch(deep(3), ValueResidualConfig()), make_tokens(4)
     perturb(model, std=0.3)
-    found = ablate_layers(model, lambda ablated: logits_of(ablated, tokens).mean((1, 2)).tolist())
-    assert [ablation.layer for ablation in found.without] == [1, 2, None]
-    assert found.without[-1].score == pytest.approx(float(logits_of(deep(3), tokens).mean()), abs=1e-6)
-    assert found.score != found.without[-1].score
+    ablations = ablate_layers(model, lambda ablated: logits_of(ablated, tokens).mean((1, 2)).tolist())
+    assert [ablation.layer for ablation in ablations.without] == [1, 2, None]
+    assert ablations.without[-1].score == pytest.approx(float(logits_of(deep(3), tokens).mean()), abs=1e-6)
+    assert ablations.score != ablations.without[-1].score
 
 
 def test_an_export_of_adapters_on_other_layers_which_vllm_refuses(tmp_path, monkeypatch):
     model, tokens = adapters_on_other_layers(), make_tokens(2, 6)
     expected = logits_of(model, tokens)
     write_model(model, tmp_path)
-    found, _ = elsewhere.computed(tmp_path, tokens)
-    assert torch.equal(found["logits"], expected)
+    computed, _ = elsewhere.computed(tmp_path, tokens)
+    assert torch.equal(computed["logits"], expected)
     config = AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "vllm", ALL_ATTENTION_FUNCTIONS["sdpa"])
     with pytest.raises(ValueError, match=r"value_residual passes tensors .*, which vLLM does not make"):
@@ -172,8 +172,8 @@ def test_a_value_of_another_device_is_moved_to_where_it_is_read():
             add_hook_to_module(layer, AlignDevicesHook("cuda", io_same_device=True))
         for parameter in adapter_parameters(model).values():
             assert parameter.device == CUDA
-        found = logits_of(model, tokens)
-    assert torch.allclose(found, expected, atol=1e-5)
+        actual = logits_of(model, tokens)
+    assert torch.allclose(actual, expected, atol=1e-5)
 
 
 def test_key_value_heads_have_to_be_known_to_get_one_each():

@@ -44,14 +44,14 @@ def mask_of(lengths, window=None):
 @pytest.fixture
 def calls(monkeypatch):
     """The lengths of the queries, and whether there was a mask, of each call of torch's attention."""
-    seen, stock = [], torch.nn.functional.scaled_dot_product_attention
+    lengths, stock = [], torch.nn.functional.scaled_dot_product_attention
 
     def attention(query, *args, attn_mask=None, **options):
-        seen.append((query.shape[2], attn_mask is not None))
+        lengths.append((query.shape[2], attn_mask is not None))
         return stock(query, *args, attn_mask=attn_mask, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
-    return seen
+    return lengths
 
 
 @pytest.mark.parametrize("window", [None, 2, 4, 20])
@@ -88,10 +88,10 @@ def computed(model, tokens, **options):
     return logits, gradients
 
 
-def assert_agree(found, expected):
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
-    assert found[1].keys() == expected[1].keys()
-    for name, value in found[1].items():
+def assert_agree(actual, expected):
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-4, atol=1e-5)
+    assert actual[1].keys() == expected[1].keys()
+    for name, value in actual[1].items():
         torch.testing.assert_close(value, expected[1][name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: n + m)
 
 
@@ -110,10 +110,10 @@ def test_windows_shorter_than_documents_keep_a_mask_and_padding_the_stock_functi
     model, positions = model_of(MistralConfig(**GROUPED, sliding_window=8)), positions_of([8, 12])
     expected = model(tokens, position_ids=positions, use_cache=False).logits
     with fast_attention():
-        found = model(tokens, position_ids=positions, use_cache=False).logits
+        actual = model(tokens, position_ids=positions, use_cache=False).logits
         model_of(CONFIGS["gpt_neox"])(tokens, attention_mask=kept, use_cache=False)
     assert calls == [(20, True)] * 2 + [(8, False), (12, True)] * 2 + [(20, True)] * 2
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_it_lasts_until_the_last_of_several_runs_has_ended():
@@ -131,13 +131,13 @@ def test_it_lasts_until_the_last_of_several_runs_has_ended():
 
 
 def test_a_users_own_function_is_there_again(monkeypatch):
-    def own(*arguments, **options):
+    def custom(*arguments, **options):
         raise AssertionError
 
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", own)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", custom)
     with fast_attention():
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not own
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not custom
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is custom
 
 
 def test_the_mask_decides_and_not_what_the_module_says():
@@ -149,8 +149,8 @@ def test_the_mask_decides_and_not_what_the_module_says():
     module = torch.nn.Module()
     module.is_causal = False  # it relies on its mask
     with fast_attention():
-        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask)
-    torch.testing.assert_close(found, expected)
+        actual, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
@@ -197,17 +197,17 @@ def test_in_bf16_attention_is_computed_in_fp32_and_rounded(way, length, monkeypa
     given = [(tensor.float() if way == "autocast" else tensor.clone()).requires_grad_() for tensor in halves]
     library = "onednn" if has_onednn() else "mkl"
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way == "autocast"), active(library), fast_attention():
-        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, *given, None, is_causal=True)
-        gradients = torch.autograd.grad(found, given, outer)
+        actual, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, *given, None, is_causal=True)
+        gradients = torch.autograd.grad(actual, given, outer)
         with torch.no_grad():
             alone, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, *given, None, is_causal=True)
-    assert found.dtype == alone.dtype == torch.bfloat16
+    assert actual.dtype == alone.dtype == torch.bfloat16
     if way.endswith("AMX"):
         assert dtypes == [torch.float32 if length == 30 else torch.bfloat16, torch.bfloat16]
     else:
         assert dtypes == ([] if length == 300 and has_onednn() else [torch.float32] * 2)
     torch.testing.assert_close(alone.double(), wanted, rtol=2**-7, atol=2**-7)
-    torch.testing.assert_close(found.double(), wanted, rtol=2**-7, atol=2**-7)
+    torch.testing.assert_close(actual.double(), wanted, rtol=2**-7, atol=2**-7)
     for gradient, right in zip(gradients, torch.autograd.grad(wanted, exact, outer.double()), strict=True):
         torch.testing.assert_close(gradient.double(), right, rtol=0.02, atol=0.02 * float(right.abs().max()))
 

@@ -50,13 +50,13 @@ def build(case, *, rest=(), **query):
 
 def watched(model, name, tokens):
     """Return input and output of a module in a forward."""
-    seen = {}
+    values = {}
     module = model.get_submodule(name)
-    handle = module.register_forward_hook(lambda _, args, output: seen.update(x=args[0], y=output))
+    handle = module.register_forward_hook(lambda _, args, output: values.update(x=args[0], y=output))
     with torch.no_grad():
         model(tokens, use_cache=False)
     handle.remove()
-    return seen["x"], seen["y"]
+    return values["x"], values["y"]
 
 
 def query_of(case, y):
@@ -129,13 +129,13 @@ def test_keys_values_and_all_else_start_from_the_stock_models_weights(case):
     at = f"{ATTENTIONS[case].format(1)}.{projection(case)}"
     x = torch.randn(2, 3, 32)
     with torch.no_grad():
-        theirs, own = stock.get_submodule(at)(x), made.get_submodule(at)(x)
+        theirs, actual = stock.get_submodule(at)(x), made.get_submodule(at)(x)
     if case == "gpt2":
-        torch.testing.assert_close(own[..., 32:], theirs[..., 32:])
+        torch.testing.assert_close(actual[..., 32:], theirs[..., 32:])
         assert made.get_submodule(at).rest.weight.shape == (64, 32)
     elif case == "gpt_neox":
         split = lambda y: y.view(2, 3, HEADS, 3, SIZE)[..., 1:, :]  # noqa: E731
-        torch.testing.assert_close(split(own), split(theirs))
+        torch.testing.assert_close(split(actual), split(theirs))
         assert made.get_submodule(at).rest.weight.shape == (64, 32)
     else:
         assert made.get_submodule(at).rest is None
@@ -177,7 +177,7 @@ def test_one_product_gives_the_loss_and_the_gradients_of_two(case, anchor):
 def test_a_pre_projection_and_its_skip_are_their_formulas(case, gated):
     settings = ScratchSettings.model_validate({"pre_projection": {"gated": gated, "content_skip": True}})
     stock, model = (build_scratch(config_of(case), chosen, seed=3).eval() for chosen in (ScratchSettings(), settings))
-    tokens, seen = make_tokens(), {}
+    tokens, states = make_tokens(), {}
     assert torch.equal(model(tokens).logits, stock(tokens).logits)  # W_down and W_skip are 0
     attention = model.get_submodule(ATTENTIONS[case].format(1))
     mlp, skip = attention.preproj_mlp, attention.preproj_skip
@@ -187,7 +187,7 @@ def test_a_pre_projection_and_its_skip_are_their_formulas(case, gated):
     def hear(name, output=False):
         def hook(module, args, kwargs, *outputs):
             values = outputs[0] if output else (args[0] if args else kwargs["hidden_states"])
-            seen[name] = values[0] if isinstance(values, tuple) else values
+            states[name] = values[0] if isinstance(values, tuple) else values
 
         return hook
 
@@ -196,11 +196,11 @@ def test_a_pre_projection_and_its_skip_are_their_formulas(case, gated):
     attention.register_forward_hook(hear("with skip", output=True), with_kwargs=True)
     with torch.no_grad():
         read, _ = watched(model, f"{ATTENTIONS[case].format(1)}.{projection(case)}", tokens)
-        x = seen["x"]
+        x = states["x"]
         inner = F.silu(x @ mlp.gate.weight.T) * (x @ mlp.up.weight.T) if gated else F.silu(x @ mlp.up.weight.T)
         expected = x + inner @ mlp.down.weight.T
         torch.testing.assert_close(read, expected, rtol=1e-5, atol=1e-5)
-        added = seen["with skip"] - seen["without skip"]
+        added = states["with skip"] - states["without skip"]
         torch.testing.assert_close(added, expected @ skip.skip.weight.T, rtol=1e-5, atol=1e-5)
 
 

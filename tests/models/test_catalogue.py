@@ -208,20 +208,20 @@ def test_quantised_loading(tmp_path, path, bits):
         tmp_path, quantization_config=BitsAndBytesConfig(**{f"load_in_{bits}bit": True}), dtype=torch.float32
     ).eval()
     attention = quantised.model.layers[1].self_attn
-    own = "SharedLinear" if path == "fused" else {4: "Linear4bit", 8: "Linear8bitLt"}[bits]
+    linear = "SharedLinear" if path == "fused" else {4: "Linear4bit", 8: "Linear8bitLt"}[bits]
     inside = [attention.q_proj.get_submodule(name) for name in attention.q_proj.linear_parts()]
-    expected = {"up": own} if path == "fused" else {}
+    expected = {"up": linear} if path == "fused" else {}
     for name, module in zip(attention.q_proj.linear_parts(), inside, strict=True):
         last = name.rpartition(".")[2]
         assert type(module).__name__ == expected.get(last, {4: "Linear4bit", 8: "Linear8bitLt"}[bits]), name
-    assert type(attention.k_proj).__name__ == own
+    assert type(attention.k_proj).__name__ == linear
     if bits == 4:  # compared with the same values in float
         for name, module in quantised.named_modules():
             if type(module).__name__ == "Linear4bit":
                 values = dequantize_4bit(module.weight.data, module.weight.quant_state)
                 model.get_submodule(name).weight.data.copy_(values)
-    plain, found = (logits_of(m, make_tokens()).float() for m in (model, quantised))
-    error = float((found - plain).norm() / plain.norm())
+    plain, actual = (logits_of(m, make_tokens()).float() for m in (model, quantised))
+    error = float((actual - plain).norm() / plain.norm())
     assert 0 < error < (0.05 if bits == 4 else 0.1), error  # bitsandbytes computes in 16 bits
 
 

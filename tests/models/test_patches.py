@@ -66,9 +66,9 @@ def test_lora_inside_a_path_is_its_matrix_moved(case, path):
     perturb(model)
     with torch.no_grad():
         for name in attention_modules(merged):
-            layer, own = model.get_submodule(name), merged.get_submodule(name)
+            layer, plain = model.get_submodule(name), merged.get_submodule(name)
             delta = 2 * layer.lora_B["lora"].weight @ layer.lora_A["lora"].weight
-            own.weight += delta.T if hasattr(own, "nf") else delta
+            plain.weight += delta.T if hasattr(plain, "nf") else delta
     expected = logits_of(merged, tokens)
     assert float((expected - before).abs().max()) > 1e-2
     torch.testing.assert_close(logits_of(model, tokens), expected, rtol=1e-4, atol=1e-4)
@@ -154,8 +154,8 @@ def test_the_matrix_of_a_path_with_lora_in_it():
     base = path.anchor.base_layer.weight.detach().double().T
     added = 2 * (path.anchor.lora_B["lora"].weight @ path.anchor.lora_A["lora"].weight).detach().double().T
     for patched, expected in ((False, base / 2), (True, (base + added) / 2)):
-        found = head_weights(model, patched=patched)[1].query
-        torch.testing.assert_close(found, expected.view(32, 4, 8).movedim(1, 0), rtol=1e-5, atol=1e-6)
+        actual = head_weights(model, patched=patched)[1].query
+        torch.testing.assert_close(actual, expected.view(32, 4, 8).movedim(1, 0), rtol=1e-5, atol=1e-6)
 
 
 def test_check_on_the_folder(tmp_path, monkeypatch):
@@ -167,10 +167,10 @@ def test_check_on_the_folder(tmp_path, monkeypatch):
         build("gpt_neox", anchor="weight").save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(checkpoint("gpt-neox")).save_pretrained(tmp_path)
     for arguments in ([], ["--config-only"]):
-        found = CliRunner().invoke(app, ["check", str(tmp_path), *arguments])
-        assert found.exit_code == 0, found.output
-        assert found.output.count("ok  ") == 38, found.output
-        assert "FAIL" not in found.output
+        result = CliRunner().invoke(app, ["check", str(tmp_path), *arguments])
+        assert result.exit_code == 0, result.output
+        assert result.output.count("ok  ") == 38, result.output
+        assert "FAIL" not in result.output
     hfpatch.save_patch(hfpatch.patch(build("gpt_neox", anchor="weight"), STACK), tmp_path / "patch")
     line = CliRunner().invoke(app, ["export", str(tmp_path / "patch"), "--model", str(tmp_path)])
     assert isinstance(line.exception, HfpatchError)

@@ -348,9 +348,9 @@ def texts_of(sizes):
 def test_a_small_job_makes_no_trial(case, make):
     model = make(case)
     requests = texts_of([5, 31])
-    seen = Counting(model)
+    counting = Counting(model)
     Scorer(model, LONGEST).score(requests, {}.update)
-    assert sorted(seen.shapes) == [(1, 5), (1, 31)]
+    assert sorted(counting.shapes) == [(1, 5), (1, 31)]
 
 
 def test_texts_that_share_their_first_token_alone_make_no_tree(make):
@@ -370,10 +370,10 @@ def test_a_trial_costs_what_is_counted(make):
         (exactness.trial_of_trees(40, 30, 0), lambda: exactness.trees_are_exact(model, parts, 18, 12)
          and exactness.trees_are_exact(model, parts, 40, 30)),
     ]:  # fmt: skip
-        seen = Counting(model)
+        counting = Counting(model)
         with torch.no_grad():
             assert trial()
-        assert 0 <= counted - seen.tokens <= 1
+        assert 0 <= counted - counting.tokens <= 1
 
 
 @pytest.mark.parametrize("documents", [1, 2, 3, 5, 8, 13, 30, 80])
@@ -388,11 +388,11 @@ def test_trials_included_no_job_costs_more_than_rows_one_by_one(documents, endin
         for _ in range(endings)
     ]
     model = make("llama")
-    seen, limits = Counting(model), BatchLimits(tokens=512, logits=1 << 14)
+    counting, limits = Counting(model), BatchLimits(tokens=512, logits=1 << 14)
     Scorer(model, LONGEST, limits).score(requests, {}.update)
     alone = {request.tokens for request in requests}
     most = sum(map(len, alone)) + limits.overhead * len(alone) + 2 * (limits.overhead + 5)  # and the head's trial
-    assert seen.tokens + limits.overhead * len(seen.shapes) <= most
+    assert counting.tokens + limits.overhead * len(counting.shapes) <= most
 
 
 def test_plans_do_not_depend_on_what_was_tried_and_nothing_is_tried_twice(make):
@@ -402,10 +402,10 @@ def test_plans_do_not_depend_on_what_was_tried_and_nothing_is_tried_twice(make):
     assert any(not tree.is_chain for batch in made.batches for tree in batch)
     kept = Findings.of(json.loads(json.dumps(findings.to_json())))
     assert kept == findings
-    seen = Counting(model)
+    counting = Counting(model)
     again = Scorer(model, LONGEST, SMALL, findings=kept)
     repeated = again.plan(requests, SMALL)
-    assert seen.shapes == []
+    assert counting.shapes == []
     rows = [[[tree.tokens for tree in batch] for batch in plan.batches] for plan in (repeated, made)]
     assert rows[0] == rows[1]
     assert (repeated.modules, repeated.sharing) == (made.modules, made.sharing)

@@ -107,14 +107,14 @@ def test_packed_rows_hold_every_tree_as_it_was(pairs, longest):
     for row in rows:
         assert row.depths == [len(path(row, node)) - 1 for node in range(len(row))]
         roots = [node - depth for node, depth in enumerate(row.depths) if row.parents[node] < 0]
-        seen = visible(row, len(row) + 2)
+        mask = visible(row, len(row) + 2)
         for node in range(len(row)):
             ancestors = {node}
             while row.parents[min(ancestors)] >= 0:
                 ancestors.add(row.parents[min(ancestors)])
-            assert set(seen[node].nonzero()[0]) == ancestors
+            assert set(mask[node].nonzero()[0]) == ancestors
             assert max(root for root in roots if root <= node) == min(ancestors)
-        assert seen[len(row) :].nonzero()[1].tolist() == [len(row), len(row) + 1]  # padding sees itself
+        assert mask[len(row) :].nonzero()[1].tolist() == [len(row), len(row) + 1]  # padding sees itself
 
 
 def test_short_trees_share_rows_and_plain_rows_stay_plain_among_their_like():

@@ -46,16 +46,16 @@ def test_the_last_block_computes_scored_positions_alone_and_the_same(case):
     assert len(modules) == (3 if model.config.model_type == "opt" else 2)
     assert all(id(module) in inside for module in modules)
     for module in modules:
-        seen = set()  # how many positions each of its matrix products computes
+        counts = set()  # how many positions each of its matrix products computes
         handles = [
-            part.register_forward_hook(lambda _part, _inputs, output, seen=seen: seen.add(output.shape[:-1].numel()))
+            part.register_forward_hook(lambda _module, _args, out, counts=counts: counts.add(out.shape[:-1].numel()))
             for part in module.modules()
             if not list(part.children()) and any(parameter.dim() > 1 for parameter in part.parameters())
         ]
         features(model, [module])
         for handle in handles:
             handle.remove()
-        assert seen == {len(ROWS)}
+        assert counts == {len(ROWS)}
     assert_same_features(model, modules)
     assert not torch.equal(features(model, modules)[0, 1], features(model, ())[0, 1])
 
