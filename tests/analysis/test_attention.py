@@ -23,10 +23,10 @@ def one_by_one(model, rows):
         for layer, weights in enumerate(layers):
             for head, matrix in enumerate(weights[0].double().tolist()):
                 for i in range(1, len(row)):
-                    seen = matrix[i][: i + 1]
-                    entropy = -sum(weight * math.log(weight) for weight in seen)
-                    back = sum(weight * (i - j) for j, weight in enumerate(seen))
-                    by_head.setdefault((layer, head), []).append((seen[0], entropy, back))
+                    visible = matrix[i][: i + 1]
+                    entropy = -sum(weight * math.log(weight) for weight in visible)
+                    back = sum(weight * (i - j) for j, weight in enumerate(visible))
+                    by_head.setdefault((layer, head), []).append((visible[0], entropy, back))
     return {key: torch.tensor(rows).mean(0).tolist() for key, rows in by_head.items()}
 
 

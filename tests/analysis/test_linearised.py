@@ -59,8 +59,8 @@ def within_rows(logits, head):
     total = 0.0
     for row in logits[:, head]:
         for i in range(row.shape[0]):
-            seen = row[i, : i + 1]
-            total += float((seen - seen.mean()).pow(2).sum())
+            visible = row[i, : i + 1]
+            total += float((visible - visible.mean()).pow(2).sum())
     return total
 
 

@@ -31,15 +31,15 @@ def batch():
 
 def inputs_of(model, batch):
     """The hidden state that enters each attention module of a model without adapters."""
-    seen = []
+    states = []
 
     def keep(module, args, kwargs):
-        seen.append(kwargs.get("hidden_states", args[0] if args else None))
+        states.append(kwargs.get("hidden_states", args[0] if args else None))
 
     handles = [site.attention.register_forward_pre_hook(keep, with_kwargs=True) for site in find_sites(model)]
     with hooked(handles), torch.no_grad():
         model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-    return seen
+    return states
 
 
 def adapter_weights(model, ending):
@@ -145,12 +145,12 @@ def test_skip_size_is_that_of_the_skip_beside_what_the_branch_adds(case):
     perturb(model)
     ids, mask = make_tokens(), torch.ones(2, 9, dtype=torch.long)
     mask[1, :4] = 0
-    site, seen = find_sites(model)[0], []
+    site, branches = find_sites(model)[0], []
     with_residual = case == "bloom"  # its attention adds the residual itself, which is read beside it
 
     def keep(module, args, output):
         branch = output[0] if isinstance(output, tuple) else output
-        seen.append(branch - args[1] if with_residual else branch)
+        branches.append(branch - args[1] if with_residual else branch)
 
     skip = dict(model.named_parameters())[f"{site.path}.hfpatch_pre_projection.preproj_skip.pre_projection.weight"]
     kept = skip.clone()
@@ -159,7 +159,7 @@ def test_skip_size_is_that_of_the_skip_beside_what_the_branch_adds(case):
         skip.zero_()
         model(ids, attention_mask=mask)
         skip.copy_(kept)
-    whole, branch = seen
+    whole, branch = branches
     expected = ((whole - branch).norm(dim=-1) / branch.norm(dim=-1))[mask.bool()].mean()
     first, second = skip_sizes(model, [{"input_ids": ids, "attention_mask": mask}])
     assert (first.layer, second.layer) == (0, 1)
@@ -236,10 +236,10 @@ def test_a_peft_model_is_analysed_like_a_patched_one(batch):
 def test_the_f_that_a_model_was_pretrained_with_by_head(batch, query):
     config = AutoConfig.for_model("gpt2", vocab_size=64, n_embd=HIDDEN, n_layer=2, n_head=4, bos_token_id=0)
     model = build_scratch(config, ScratchSettings(query={"path": "nonlinear", **query})).eval()
-    seen, text = [], batch["attention_mask"].bool()
-    with hooked([model.transformer.h[1].attn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))]):
+    inputs, text = [], batch["attention_mask"].bool()
+    with hooked([model.transformer.h[1].attn.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))]):
         model(**batch)
-    x, path = seen[0][text].double(), model.transformer.h[1].attn.c_attn.paths["query"].double()
+    x, path = inputs[0][text].double(), model.transformer.h[1].attn.c_attn.paths["query"].double()
     anchor = path.anchor(x) if "anchor" in query else x
     f, model = path.f(x), model.float()
     ratio, cosine = f.norm(dim=-1) / anchor.norm(dim=-1), (f * anchor).sum(-1) / (f.norm(dim=-1) * anchor.norm(dim=-1))

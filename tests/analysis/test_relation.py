@@ -157,7 +157,7 @@ def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
     for target in ("query", "key"):
         if site.projection_module(target).bias is not None:
             site.projection_module(target).bias.zero_()
-    x, seen = attention_of(model, site)
+    x, attention = attention_of(model, site)
     weights = head_weights(model)[0]
     size = weights.query.shape[-1]
     rotary = rotary_of(model, site, size)
@@ -169,7 +169,7 @@ def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
             turns = [torch.eye(size).double() if rotary is None else rotary.matrix(i - j) for j in range(i + 1)]
             logits = torch.stack([x[i] @ query @ turns[j] @ key.T @ x[j] for j in range(i + 1)]) / size**0.5
             expected = logits - logits[0]
-            assert seen[head, i, : i + 1] - seen[head, i, 0] == pytest.approx(expected, abs=2e-5)
+            assert attention[head, i, : i + 1] - attention[head, i, 0] == pytest.approx(expected, abs=2e-5)
 
 
 def test_the_angles_of_gpt_j_may_lie_in_a_module_of_the_model():
@@ -205,7 +205,7 @@ def test_gains_of_norms_behind_the_projections_are_in_the_relation(case):
             parameter.copy_(torch.randn_like(parameter))
     model = model.double()
     attention, site = model.model.layers[0].self_attn, find_sites(model)[0]
-    x, seen = attention_of(model, site)
+    x, log_weights = attention_of(model, site)
     rotary = rotary_of(model, site, K)
     by_head = {one.head: one for one in head_relations(model, head_weights(model), offsets=(0, 3)) if one.layer == 0}
 
@@ -224,7 +224,8 @@ def test_gains_of_norms_behind_the_projections_are_in_the_relation(case):
         for i in range(7):
             logits = torch.stack([x[i] @ mine @ rotary.matrix(i - j) @ theirs.T @ x[j] for j in range(i + 1)]) / K**0.5
             logits = logits / by_query[i, head] / by_key[: i + 1, one.key_head]
-            assert seen[head, i, : i + 1] - seen[head, i, 0] == pytest.approx(logits - logits[0], abs=2e-4)
+            row = log_weights[head, i, : i + 1]
+            assert row - row[0] == pytest.approx(logits - logits[0], abs=2e-4)
 
 
 def test_norms_that_do_more_than_scale_are_left_out():

@@ -22,11 +22,11 @@ def tensors_of(model, method, adapter):
     ``method`` is the prefix of its names, such as ``preproj`` or ``temperature``. A bias is called ``what.bias``.
     """
     pattern = re.compile(rf"^(.*)\.hfpatch_\w+\.{method}_(\w+)\.{adapter}(?:\.weight|(\.bias))$")
-    found = {}
+    tensors = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if match := pattern.match(name):
-            found.setdefault(match[1], {})[match[2] + (match[3] or "")] = parameter
-    return found
+            tensors.setdefault(match[1], {})[match[2] + (match[3] or "")] = parameter
+    return tensors
 
 
 def pre_projected(x, tensors, *, activation="silu"):

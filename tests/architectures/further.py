@@ -250,13 +250,13 @@ def check(case, name):
     added = tensors_of(model, method.prefix, "a")
     held = {site.path: {} for site in sites}  # by attention; the tensors may be at a module around it
     for path in held:
-        held[path] |= next((found for holder, found in added.items() if f"{path}.".startswith(f"{holder}.")), {})
+        held[path] |= next((tensors for holder, tensors in added.items() if f"{path}.".startswith(f"{holder}.")), {})
     assert sum(map(len, held.values())) == sum(map(len, added.values())), "other layers were changed"
     leaves = {p: {n: t.detach().clone().requires_grad_() for n, t in ts.items()} for p, ts in held.items()}
     for site in sites:
         method.apply(twin, site, leaves[site.path])
-    found = sweep.has_the_gradients_of(twin, leaves, case, model, held, tokens)
-    assert sweep.differ(found, plain), "the formula does nothing"
+    logits = sweep.has_the_gradients_of(twin, leaves, case, model, held, tokens)
+    assert sweep.differ(logits, plain), "the formula does nothing"
     if method.stream:
         is_the_stream(base, sites, tokens)
     sweep.is_removed(case, model, method.config(), tokens, plain, before)
@@ -265,13 +265,13 @@ def check(case, name):
 
 def is_the_stream(model, sites, tokens):
     """What a block returns is what the next block reads."""
-    seen = {}
+    states = {}
 
     def entering(path, module, args, kwargs):
-        seen.setdefault(("in", path), next(iter([*args, *kwargs.values()])).detach())
+        states.setdefault(("in", path), next(iter([*args, *kwargs.values()])).detach())
 
     def leaving(path, module, args, output):
-        seen.setdefault(("out", path), first_of(output).detach())
+        states.setdefault(("out", path), first_of(output).detach())
 
     handles = []
     for path in (site.block for site in sites):
@@ -283,5 +283,5 @@ def is_the_stream(model, sites, tokens):
     for path in (site.block for site in sites):
         blocks, _, index = path.rpartition(".")
         after = ("in", f"{blocks}.{int(index) + 1}")
-        if after in seen and path.partition(".layers.")[0] not in BETWEEN:
-            assert torch.equal(seen["out", path], seen[after]), f"{path}: the next block reads something else"
+        if after in states and path.partition(".layers.")[0] not in BETWEEN:
+            assert torch.equal(states["out", path], states[after]), f"{path}: the next block reads something else"

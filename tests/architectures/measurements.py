@@ -36,10 +36,10 @@ def logits_without_attention(model, sites, tokens):
 @torch.no_grad()
 def residuals(model, sites, tokens):
     """Return the residual stream after the addition of each site's branch, (tokens, hidden), at its first call."""
-    seen = {}
+    streams = {}
 
     def keep(site, tensor):
-        seen.setdefault(site.path, tensor.detach().clone().reshape(-1, tensor.shape[-1]))
+        streams.setdefault(site.path, tensor.detach().clone().reshape(-1, tensor.shape[-1]))
 
     def entering(site):
         return lambda module, args, kwargs: keep(site, (*args, *kwargs.values())[site.place.argument])
@@ -56,17 +56,17 @@ def residuals(model, sites, tokens):
                 handle = module.register_forward_pre_hook(entering(site), with_kwargs=True)
             stack.enter_context(hooked(handle))
         logits_of(model, tokens)
-    return seen
+    return streams
 
 
 @torch.no_grad()
 def first_output(model, site, tokens):
     """Return what the attention of a site returns at its first call."""
-    seen = []
+    outputs = []
     attention = model.get_submodule(site.path)
-    with hooked(attention.register_forward_hook(lambda module, args, output: seen.append(first_of(output).clone()))):
+    with hooked(attention.register_forward_hook(lambda module, args, output: outputs.append(first_of(output).clone()))):
         logits_of(model, tokens)
-    return seen[0]
+    return outputs[0]
 
 
 @contextmanager

@@ -142,16 +142,16 @@ def make(kind):
 def outputs(model, tower):
     """Return every tensor of floats that the part of the model with the tower returns, as one vector."""
     with frozen(model):
-        found = model.get_submodule(tower.at)(**tower.inputs)
-    floats = [value for value in found.to_tuple() if torch.is_tensor(value) and value.is_floating_point()]
+        output = model.get_submodule(tower.at)(**tower.inputs)
+    floats = [value for value in output.to_tuple() if torch.is_tensor(value) and value.is_floating_point()]
     return torch.cat([value.flatten() for value in floats])
 
 
 def paths(model, tower):
     """Return the paths of attention and exit of every block."""
-    names, found = {name for name, _ in model.named_modules()}, []
+    names, pairs = {name for name, _ in model.named_modules()}, []
     for index in range(9):
         attention = tower.attention.format(index)
-        if attention in names and attention not in dict(found):
-            found.append((attention, (tower.exit or tower.attention).format(index)))
-    return found
+        if attention in names and attention not in dict(pairs):
+            pairs.append((attention, (tower.exit or tower.attention).format(index)))
+    return pairs

@@ -276,14 +276,14 @@ def _key_and_value(model, case, path, name, columns):
     if name in FUSED:
         projection = model.get_submodule(join(path, name))
         key, value = rest_of(columns, width_of(projection))
-        found = (value, key) if model_type(case) == "codegen" else (key, value)
-        return tuple((join(path, name), each) for each in found)
-    found = [None, None]
+        both = (value, key) if model_type(case) == "codegen" else (key, value)
+        return tuple((join(path, name), part) for part in both)
+    both = [None, None]
     for index, beside in enumerate(BESIDE.get(name, ())):
         with suppress(AttributeError):
             module = model.get_submodule(join(path, beside))
-            found[index] = None if module is None else (join(path, beside), all_columns(module, None))
-    return found
+            both[index] = None if module is None else (join(path, beside), all_columns(module, None))
+    return both
 
 
 def join(*parts):

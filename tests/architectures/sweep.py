@@ -86,12 +86,12 @@ class Bench:
 
     def tensors(self):
         """Return {path of the attention: {what: parameter}}; these stand at the attention or at a module around it."""
-        found = tensors_of(self.model, PREFIX.get(self.method, "preproj"), "a")
+        added = tensors_of(self.model, PREFIX.get(self.method, "preproj"), "a")
         paths = [site.path for site in self.sites]
-        held = {holder: [path for path in paths if f"{path}.".startswith(f"{holder}.")] for holder in found}
+        held = {holder: [path for path in paths if f"{path}.".startswith(f"{holder}.")] for holder in added}
         assert sorted(path for ps in held.values() for path in ps) == sorted(paths), "other layers were changed"
         assert all(len(ps) == 1 for ps in held.values()), "other layers were changed"
-        return {held[holder][0]: tensors for holder, tensors in found.items()}
+        return {held[holder][0]: tensors for holder, tensors in added.items()}
 
     def twin(self, form="preserving"):
         """Return an unpatched model that computes what the patched one should, and two things by the attention's path.
@@ -133,10 +133,10 @@ def patched(case, method, form="preserving"):
 def finds_the_sites(case):
     """Return how many attention modules there are, and in how many of the blocks."""
     model = make(case)
-    found, expected = [site.path for site in hfpatch.find_sites(model)], [site.path for site in sites_of(case, model)]
+    paths, expected = [site.path for site in hfpatch.find_sites(model)], [site.path for site in sites_of(case, model)]
     if model_type(case) == "big_bird":  # its inner module is exchanged at run time, so what is around it stands for it
         expected = [path.rpartition(".")[0] for path in expected]
-    assert found == expected
+    assert paths == expected
     skipped = survey(model).skipped
     assert all(skipped.values()), "skipped without a reason"
     blocks = {site.block for site in sites_of(case, model)}
@@ -145,7 +145,7 @@ def finds_the_sites(case):
     for layer in skipped:
         with pytest.raises(HfpatchError, match=f"layer {layer} "):
             hfpatch.patch(model, PreProjectionConfig(layers_to_transform=[layer]))
-    return f"{len(found)} in {len(blocks)} of {len(blocks) + len(skipped)}"
+    return f"{len(paths)} in {len(blocks)} of {len(blocks) + len(skipped)}"
 
 
 def is_right_where_it_is_declared(case):
@@ -157,16 +157,16 @@ def is_right_where_it_is_declared(case):
     any_layer = pre_projection if refusal(case, "nonlinear query") else configuration("nonlinear query")
     tests += [(residual.arrival, pre_projection), (site_promises.projections, any_layer)]
     for test, config in tests:
-        holds, seen = test(model, config, tokens)
-        assert holds, seen
+        holds, measured = test(model, config, tokens)
+        assert holds, measured
 
 
 def computes_the_formula(bench, form="preserving"):
     expected = logits_of(bench.twin(form)[0], bench.tokens)
     assert differ(expected, bench.plain), "the formula does nothing"
-    found = logits_of(bench.model, bench.tokens)
-    assert close(found, expected), "another function than the formula"
-    return found
+    logits = logits_of(bench.model, bench.tokens)
+    assert close(logits, expected), "another function than the formula"
+    return logits
 
 
 def has_the_gradients_of(twin, leaves, case, model, added, tokens):
@@ -180,15 +180,15 @@ def has_the_gradients_of(twin, leaves, case, model, added, tokens):
         outputs.append(net.train(reformer)(trained, use_cache=False).logits)
         (outputs[-1] * torch.linspace(-1, 1, outputs[-1].numel()).reshape(outputs[-1].shape)).sum().backward()
     model.eval()
-    found, expected = (output.detach() for output in outputs)
-    assert close(found, expected), "another function than the formula"
+    actual, expected = (output.detach() for output in outputs)
+    assert close(actual, expected), "another function than the formula"
     for path, parameters in added.items():
         for what, parameter in parameters.items():
             gradient = leaves[path][what].grad
             assert gradient.abs().max() > 0, f"{path}: {what} receives no gradient"
             assert close(parameter.grad, gradient, rounding=10 * ROUNDING), f"{path}: a wrong gradient of {what}"
     assert not [n for n, p in model.named_parameters() if "hfpatch_" not in n and p.grad is not None]
-    return logits_of(model, tokens) if reformer else found
+    return logits_of(model, tokens) if reformer else actual
 
 
 def is_pure(bench):
@@ -202,9 +202,9 @@ def is_pure(bench):
 def arrives(bench):
     """What a skip adds to the residual stream is x~ W_skip. It sets every W_skip to zero."""
     tensors = bench.tensors()
-    skips = {path: found["skip"].clone() for path, found in tensors.items()}
-    for found in tensors.values():
-        found["skip"].zero_()
+    skips = {path: held["skip"].clone() for path, held in tensors.items()}
+    for held in tensors.values():
+        held["skip"].zero_()
     twin, _, received = bench.twin()
     logits_of(twin, bench.tokens)
     plain = residuals(bench.model, bench.sites, bench.tokens)
@@ -299,8 +299,8 @@ def failing(work, *args):
 
 
 def reached(bench):
-    possible, found = len(bench.sites), len(sites_of(bench.case, bench.base))
-    return "yes" if possible == found else f"{possible} of {found} layers"
+    possible, layers = len(bench.sites), len(sites_of(bench.case, bench.base))
+    return "yes" if possible == layers else f"{possible} of {layers} layers"
 
 
 def check_control(case, control):

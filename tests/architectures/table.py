@@ -107,12 +107,12 @@ def all_rows():
         cells = [sweep.failing(sweep.check, case, method) for method in sweep.METHODS]
         cells += [sweep.failing(sweep.check_control, case, control) for control in sweep.CONTROLS]
         if set(cells) == {"refused"}:
-            found, last = "-", "-"
+            sites, last = "-", "-"
         else:
-            found = sweep.failing(sweep.finds_the_sites, case)
+            sites = sweep.failing(sweep.finds_the_sites, case)
             with tempfile.TemporaryDirectory() as folder:
                 last = sweep.failing(together.promises, case, Path(folder))
-        rows.append(row_of(case, [found, *cells, *((last, last) if isinstance(last, str) else last)]))
+        rows.append(row_of(case, [sites, *cells, *((last, last) if isinstance(last, str) else last)]))
         print(case, *(rows[-1][method] for method in sweep.METHODS), sep="  ", file=sys.stderr)
     return sorted(rows, key=lambda row: row["type"])
 
@@ -132,10 +132,10 @@ def other_section():
     return ABOUT_OTHERS + "\n".join(lines) + "\n" + AFTER_OTHERS
 
 
-def further_section(found):
+def further_section(words_of):
     """Return the section: a list item for each method, and in it one for each word but ``yes``."""
     lines = []
-    for name, words in found.items():
+    for name, words in words_of.items():
         works = sum(not word.startswith(("refused", "FAILS")) for case, word in words.items() if case in TYPES)
         lines.append(f"- **{name}**: works on {works} types")
         by_word = {}
@@ -178,13 +178,13 @@ def read():
 
 def further():
     """Return what the committed page says of each further method: its word on each case."""
-    page, found = FILE.read_text(encoding="utf-8") if FILE.exists() else "", {}
+    page, words_of = FILE.read_text(encoding="utf-8") if FILE.exists() else "", {}
     for line in page.partition(HEADING)[2].splitlines():
         if method := re.match(r"- \*\*(.+)\*\*: ", line):
-            words = found[method[1]] = dict.fromkeys(CASES, "yes")
+            words = words_of[method[1]] = dict.fromkeys(CASES, "yes")
         elif item := re.match(r"    - (`[^:]+`): (.+)", line):
             words |= dict.fromkeys(re.findall(r"`([^`]+)`", item[1]), item[2])
-    return found
+    return words_of
 
 
 def main(names):
@@ -192,12 +192,12 @@ def main(names):
     FILE.parent.mkdir(exist_ok=True)
     rows = list(read().values()) if names else all_rows()  # the committed rows where some methods alone are tried
     names = names or list(FURTHER)
-    found = further() | {name: {} for name in names}
+    words_of = further() | {name: {} for name in names}
     for case in CASES:
         for name in names:
-            found[name][case] = sweep.failing(check, case, name)
-        print(case, *(found[name][case] for name in names), sep="  ", file=sys.stderr)
-    page = written(rows, {name: found[name] for name in FURTHER if name in found})
+            words_of[name][case] = sweep.failing(check, case, name)
+        print(case, *(words_of[name][case] for name in names), sep="  ", file=sys.stderr)
+    page = written(rows, {name: words_of[name] for name in FURTHER if name in words_of})
     FILE.write_text(page, encoding="utf-8")
     return int("FAILS" in page)
 

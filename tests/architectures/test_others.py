@@ -52,24 +52,24 @@ def patched(kind, tower, config):
 def test_the_pre_projection_and_the_skip(kind, tower, tmp_path):
     model, tensors, plain = patched(kind, tower, PreProjectionConfig(content_skip=True, expansion=0.5, **naming(tower)))
     expected = make(kind)
-    others = [path for each in TOWERS[kind] for path in paths(model, each)]
+    others = [path for part in TOWERS[kind] for path in paths(model, part)]
     assert sorted(tensors) == sorted(path for path, _ in (paths(model, tower) if tower.named else others))
     for other in [tower] if tower.named else TOWERS[kind]:
         for attention, exit_ in paths(model, other):
-            own = tensors[attention]
-            received = entering(expected, other, attention, lambda x, own=own: pre_projected(x, own))
+            weights = tensors[attention]
+            received = entering(expected, other, attention, lambda x, weights=weights: pre_projected(x, weights))
 
-            def add(output, own=own, received=received, factor=other.factor):
+            def add(output, weights=weights, received=received, factor=other.factor):
                 if not received:  # a module that also ends another branch
                     return output
-                return with_first(output, lambda branch: branch + received.pop() @ own["skip"].T / factor)
+                return with_first(output, lambda branch: branch + received.pop() @ weights["skip"].T / factor)
 
             expected.get_submodule(exit_).register_forward_hook(lambda module, args, output, add=add: add(output))
-    found = outputs(model, tower)
-    assert not close(found, plain)
-    assert close(found, outputs(expected, tower))
+    computed = outputs(model, tower)
+    assert not close(computed, plain)
+    assert close(computed, outputs(expected, tower))
     hfpatch.save_patch(model, tmp_path / "patch")
-    assert torch.equal(outputs(hfpatch.load_patch(make(kind), tmp_path / "patch"), tower), found)
+    assert torch.equal(outputs(hfpatch.load_patch(make(kind), tmp_path / "patch"), tower), computed)
     assert torch.equal(outputs(hfpatch.unpatch(model), tower), plain)
 
 
@@ -83,17 +83,17 @@ def test_the_nonlinear_query(kind, tower):
     expected = make(kind)
     for other in [tower] if tower.named else TOWERS[kind]:
         for attention, _ in paths(model, other):
-            own, received = tensors[attention], entering(expected, other, attention, lambda x: x)
+            weights, received = tensors[attention], entering(expected, other, attention, lambda x: x)
 
-            def anchored(out, own=own, received=received, third=other.third):
+            def anchored(out, weights=weights, received=received, third=other.third):
                 width = out.shape[-1] // 3 if third else out.shape[-1]
-                query = (2 * out[..., :width] + nonlinear(received[-1], own)) / 2
+                query = (2 * out[..., :width] + nonlinear(received[-1], weights)) / 2
                 return torch.cat([query, out[..., width:]], dim=-1)
 
             on_output(expected, f"{attention}.{other.query}", anchored)
-    found = outputs(model, tower)
-    assert not close(found, plain)
-    assert close(found, outputs(expected, tower))
+    output = outputs(model, tower)
+    assert not close(output, plain)
+    assert close(output, outputs(expected, tower))
 
 
 def test_the_page_has_every_type_that_is_tested():

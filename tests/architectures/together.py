@@ -64,10 +64,11 @@ def exported(case, model, tokens, folder):
     write_model(model, folder)
     torch.manual_seed(0)
     expected = logits_of(model, tokens)
-    found, _ = elsewhere.computed(folder, tokens, new_tokens=3 if steps else 0, trained=trained, training_mode=reformer)
-    assert torch.equal(found.pop("logits"), expected), "the export computes other logits"
-    found.pop("written", None)
+    options = {"new_tokens": 3 if steps else 0, "trained": trained, "training_mode": reformer}
+    computed, _ = elsewhere.computed(folder, tokens, **options)
+    assert torch.equal(computed.pop("logits"), expected), "the export computes other logits"
+    computed.pop("written", None)
     for name, tensor in ({f"gradient {name}": g for name, g in gradients.items()} | steps).items():
-        assert close(found.pop(name), tensor, rounding=10 * ROUNDING), f"the export has another {name}"
-    assert not found
+        assert close(computed.pop(name), tensor, rounding=10 * ROUNDING), f"the export has another {name}"
+    assert not computed
     return "yes"

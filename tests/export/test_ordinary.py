@@ -91,10 +91,10 @@ def test_nothing_loads_it_without_its_patch(folder, tmp_path, capsys):
     for kind in (AutoModelForCausalLM, AutoModel, AutoModelForSequenceClassification, Gemma2ForCausalLM):
         with pytest.raises(ValueError, match="none without trust_remote_code=True"):
             kind.from_pretrained(folder)
-    place = str(shutil.copytree(folder, tmp_path / "export"))
-    save_tokenizer(place)
-    evaluated = ["eval", "--tasks", "tinyworld_cloze", "--model", place]
-    for command in (["inspect", place], ["check", place], ["check", place, "--config-only"], evaluated):
+    export = str(shutil.copytree(folder, tmp_path / "export"))
+    save_tokenizer(export)
+    evaluated = ["eval", "--tasks", "tinyworld_cloze", "--model", export]
+    for command in (["inspect", export], ["check", export], ["check", export, "--config-only"], evaluated):
         assert main(command) == 2
         assert "brings its own code, which is not run unasked" in capsys.readouterr().err
 
@@ -139,8 +139,8 @@ def test_another_dtype_is_the_one_of_the_base_and_the_parts_stay_in_fp32(folder)
     model = load(folder, dtype=torch.bfloat16, device_map="cpu")
     dtypes = {("hfpatch_" in name, parameter.dtype) for name, parameter in model.named_parameters()}
     assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
-    found, expected = (logits_of(net, TOKENS).flatten().float() for net in (model, load(folder)))
-    assert torch.nn.functional.cosine_similarity(found, expected, dim=0) > 0.99
+    actual, expected = (logits_of(net, TOKENS).flatten().float() for net in (model, load(folder)))
+    assert torch.nn.functional.cosine_similarity(actual, expected, dim=0) > 0.99
 
 
 @pytest.mark.slow
@@ -195,8 +195,8 @@ def test_a_peft_adapter_folder_is_exported_with_what_stands_beside_it_and_the_co
     GenerationConfig(max_new_tokens=3, eos_token_id=None).save_pretrained(tmp_path / "adapter")
 
     folder = export_patch(tmp_path / "adapter", tmp_path / "export").directory
-    found, _ = elsewhere.computed(folder, TOKENS)
-    assert torch.allclose(found["logits"], logits_of(model, TOKENS), atol=1e-5)
+    computed, _ = elsewhere.computed(folder, TOKENS)
+    assert torch.allclose(computed["logits"], logits_of(model, TOKENS), atol=1e-5)
     assert AutoTokenizer.from_pretrained(folder).chat_template == "of the adapter"
     assert load(folder).generate(TOKENS, do_sample=False, pad_token_id=0).shape == (2, 10)
 

@@ -125,8 +125,8 @@ def test_all_that_a_method_uses_is_in_its_export(theirs, tmp_path):
     write_model(model, tmp_path / "export")
     source = (tmp_path / "export" / "modeling_hfpatch.py").read_text()
     assert "their_helpers import" not in source
-    found, dtypes = elsewhere.computed(tmp_path / "export", tokens)
-    assert torch.equal(found["logits"], logits_of(model, tokens))
+    computed, dtypes = elsewhere.computed(tmp_path / "export", tokens)
+    assert torch.equal(computed["logits"], logits_of(model, tokens))
     assert {kind for name, kind in dtypes.items() if "theirs" in name} == {"torch.float32"}
 
 

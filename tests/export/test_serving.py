@@ -94,7 +94,7 @@ def test_nothing_is_on_or_in_a_linear_layer_or_a_norm(tower):
 
 
 def test_linear_layers_and_norms_of_other_classes_change_nothing(tower):
-    expected, found = hidden(tower), []
+    expected, replaced = hidden(tower), []
     for parent in list(tower.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
@@ -103,18 +103,18 @@ def test_linear_layers_and_norms_of_other_classes_change_nothing(tower):
                 setattr(parent, name, OtherNorm(child))
             else:
                 continue
-            found.append(type(child).__name__)
-    assert len(found) > 4
+            replaced.append(type(child).__name__)
+    assert len(replaced) > 4
     assert torch.equal(hidden(tower), expected)
     shown = [module for module in tower.modules() if hasattr(module, "quant_method")]
     assert all(isinstance(module, OtherLinear) for module in shown)
 
 
 def test_attention_is_the_one_of_the_interface_and_gets_what_is_passed(tower, monkeypatch):
-    seen = []
+    calls = []
 
     def attention(module, *states, attention_instances, **options):
-        seen.append((module.layer_idx, attention_instances))
+        calls.append((module.layer_idx, attention_instances))
         computed, _ = sys.modules[type(module).__module__].eager_attention_forward(module, *states, **options)
         return computed.flatten(2), None  # servers join the heads
 
@@ -127,7 +127,7 @@ def test_attention_is_the_one_of_the_interface_and_gets_what_is_passed(tower, mo
     tower.config._attn_implementation = "served"
     instances = object()
     assert torch.equal(hidden(tower, attention_instances=instances), expected)
-    assert seen == [(0, instances), (1, instances)]
+    assert calls == [(0, instances), (1, instances)]
 
 
 def test_it_compiles_into_one_graph(tower):
@@ -140,13 +140,13 @@ def test_it_compiles_into_one_graph(tower):
 
 
 def test_large_products_use_onednn_where_vllm_serves(folder, tower, monkeypatch):
-    seen, module = [], sys.modules[type(tower).__module__]
-    monkeypatch.setattr(module, "use_onednn", seen.append)
+    calls, module = [], sys.modules[type(tower).__module__]
+    monkeypatch.setattr(module, "use_onednn", calls.append)
     for name, times in [("eager", 0), ("vllm", 1)]:
         monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, name, F.scaled_dot_product_attention)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=True, attn_implementation=name)
         AutoModel.from_config(config, trust_remote_code=True)
-        assert len(seen) == times
+        assert len(calls) == times
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")

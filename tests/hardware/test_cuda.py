@@ -28,8 +28,8 @@ def test_logits_and_scores_are_those_of_the_cpu(family, name):
         with fast_matmul(model) as library:
             assert (library is None) == (device == "cuda")
             Scorer(model, 40).score(requests, scores[device].update)
-    found, expected = logits_of(models["cuda"], tokens.to("cuda")).cpu(), logits_of(models["cpu"], tokens)
-    assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    actual, expected = logits_of(models["cuda"], tokens.to("cuda")).cpu(), logits_of(models["cpu"], tokens)
+    assert torch.allclose(actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
     for index, (value, _) in scores["cpu"].items():
         assert scores["cuda"][index][0] == pytest.approx(value, rel=1e-3, abs=1e-3)
 
@@ -43,13 +43,13 @@ def test_the_loss_and_its_gradient_are_those_of_full_logits(monkeypatch, liger, 
         monkeypatch.setattr(loss, "_liger", lambda: None)
     hidden = torch.randn(2, 40, 32, device="cuda", dtype=dtype, requires_grad=True)
     weight, labels = torch.randn(600, 32, device="cuda", dtype=dtype), torch.randint(600, (2, 40), device="cuda")
-    found = loss.loss_from_hidden(hidden, weight, None, labels)
-    (gradient,) = torch.autograd.grad(found, hidden)
+    actual = loss.loss_from_hidden(hidden, weight, None, labels)
+    (gradient,) = torch.autograd.grad(actual, hidden)
     logits = (hidden.double() @ weight.double().T)[:, :-1].flatten(0, 1)
     expected = cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
     (wanted,) = torch.autograd.grad(expected, hidden)
     near = {torch.float32: 1e-3, torch.bfloat16: 3e-2}[dtype]
-    assert float(found) == pytest.approx(float(expected), rel=near)
+    assert float(actual) == pytest.approx(float(expected), rel=near)
     assert float((gradient.double() - wanted.double()).abs().max() / wanted.abs().max()) < near
 
 

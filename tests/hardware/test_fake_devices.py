@@ -107,12 +107,12 @@ def test_every_tuner_computes_on_the_device_as_on_the_cpu(family, name):
     with simulated_device():
         model = patched(family, name, "cuda")
         assert {value.device for value in [*model.parameters(), *model.buffers()]} == {CUDA}
-        found = logits_of(model.eval(), tokens.to("cuda"))
+        actual = logits_of(model.eval(), tokens.to("cuda"))
         model.train()
         model(tokens.to("cuda"), labels=tokens.to("cuda"), use_cache=False).loss.backward()
         gradients = [value.grad for value in model.parameters() if value.requires_grad]
-        assert {gradient.device for gradient in gradients} == {found.device} == {CUDA}
-    assert torch.equal(found, expected)
+        assert {gradient.device for gradient in gradients} == {actual.device} == {CUDA}
+    assert torch.equal(actual, expected)
 
 
 def requests():
@@ -134,16 +134,16 @@ def test_the_scorer_scores_on_the_device_as_on_the_cpu(family, name, attention):
     def scores(device):
         model = patched(family, name, device).eval()
         model.set_attn_implementation(attention)
-        found = {}
+        computed = {}
         limits = BatchLimits(tokens=64, logits=1 << 12)
         made = scorer.Scorer(model, 40, limits, weigh_trials=False)
-        made.score(requests(), found.update)
+        made.score(requests(), computed.update)
         plan = made.plan(requests(), limits)
-        return found, plan.sharing, len(plan.modules)
+        return computed, plan.sharing, len(plan.modules)
 
     with simulated_device():
-        found = scores("cuda")
-    assert found == scores("cpu")
+        computed = scores("cuda")
+    assert computed == scores("cpu")
 
 
 def test_the_scorer_scores_a_model_on_two_devices():
@@ -159,18 +159,18 @@ def test_the_scorer_scores_a_model_on_two_devices():
         patch(model, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3)])
         perturb(model)
         added = {str(layer.device()) for layer in model.modules() if isinstance(layer, MethodLayer)}
-        found = {}
+        computed = {}
         limits = BatchLimits(tokens=64, logits=1 << 12)
-        scorer.Scorer(model, 40, limits, weigh_trials=False).score(requests(), found.update)
-        return found, added
+        scorer.Scorer(model, 40, limits, weigh_trials=False).score(requests(), computed.update)
+        return computed, added
 
     with simulated_device():
-        found, added = scores(["model.layers.1", "model.norm", "lm_head"])
+        computed, added = scores(["model.layers.1", "model.norm", "lm_head"])
     expected, _ = scores([])
     assert added == {"cpu", "cuda:0"}
-    assert found.keys() == expected.keys()
+    assert computed.keys() == expected.keys()
     for index, (value, greedy) in expected.items():
-        assert found[index] == (pytest.approx(value, rel=1e-5), greedy)
+        assert computed[index] == (pytest.approx(value, rel=1e-5), greedy)
 
 
 @pytest.fixture
@@ -238,8 +238,8 @@ def test_a_mistake_in_the_code_is_found(monkeypatch, mistake):
     tokens = make_tokens()
     with simulated_device():
         if mistake is not None:
-            place, name, wrong = MISTAKES[mistake]
-            monkeypatch.setattr(place, name, wrong(getattr(place, name)))
+            module, name, wrong = MISTAKES[mistake]
+            monkeypatch.setattr(module, name, wrong(getattr(module, name)))
         with pytest.raises(RuntimeError, match="same device") if mistake is not None else nullcontext():
             model = patched("llama", "gated", "cuda").eval()
             with loss_in_forward(model):
@@ -253,13 +253,13 @@ def test_torchs_default_dtype_changes_no_number(tmp_path):
     blocks = make_blocks(documents=12, owners=True)
 
     def numbers(folder, model):
-        found = {}
-        scorer.Scorer(model, 40).score(requests(), found.update)
+        computed = {}
+        scorer.Scorer(model, 40).score(requests(), computed.update)
         settings = TrainingSettings(steps=2, batch_size=2, micro_batch_size=1, warmup_steps=1, lr=1e-2)
         plan = draw_plan(blocks=len(blocks), steps=2, batch_size=2, seed=0)
         changes = document_changes(model, blocks.head(2), batch_size=2)
         train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=folder)
-        return found, changes.tolist(), losses(folder)
+        return computed, changes.tolist(), losses(folder)
 
     models = [patched("llama", "gated", "cpu") for _ in range(2)]
     expected = numbers(tmp_path / "float32", models[0])

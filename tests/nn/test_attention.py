@@ -34,11 +34,11 @@ def test_it_is_the_formula_and_has_its_gradients(heads, groups, length, window, 
     given = [tensor.requires_grad_() for tensor in (query, key, value)]
     wanted = expected(*given, 0.3, window or length)
     with fast_matmul(nn.Linear(1, 1), library=library):
-        found = causal_attention(*given, 0.3, window)
-        gradients = torch.autograd.grad(found, given, outer)
-        own = causal_attention(*given, window=window)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(own.double(), expected(*given, 8**-0.5, window or length), rtol=1e-5, atol=1e-5)
+        actual = causal_attention(*given, 0.3, window)
+        gradients = torch.autograd.grad(actual, given, outer)
+        unscaled = causal_attention(*given, window=window)
+    torch.testing.assert_close(actual.double(), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(unscaled.double(), expected(*given, 8**-0.5, window or length), rtol=1e-5, atol=1e-5)
     for gradient, right in zip(gradients, torch.autograd.grad(wanted, given, outer.double()), strict=True):
         torch.testing.assert_close(gradient, right, rtol=1e-4, atol=1e-4)
 
@@ -52,10 +52,10 @@ def test_in_bf16_only_the_result_is_rounded(library):
     given = [tensor.requires_grad_() for tensor in (query, key, value)]
     wanted = expected(*given, 8**-0.5)
     with fast_matmul(nn.Linear(1, 1).bfloat16(), library=library):
-        found = causal_attention(*given)
-        gradients = torch.autograd.grad(found.sum(), given)
-    assert found.dtype == gradients[0].dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-5)
+        actual = causal_attention(*given)
+        gradients = torch.autograd.grad(actual.sum(), given)
+    assert actual.dtype == gradients[0].dtype == torch.bfloat16
+    torch.testing.assert_close(actual.double(), wanted, rtol=2**-8, atol=1e-5)
     for gradient, right in zip(gradients, torch.autograd.grad(wanted.sum(), given), strict=True):
         torch.testing.assert_close(gradient.float(), right.float(), rtol=0.02, atol=0.02 * float(right.abs().max()))
 
@@ -68,5 +68,5 @@ def test_far_logits_stay_finite():
     query, value = torch.zeros(1, 1, length, 4), torch.randn(1, 1, length, 4)
     query[..., 0] = 1.0
     for sign in (1.0, -1.0):
-        found = causal_attention(sign * query, key, value, 1.0)
-        torch.testing.assert_close(found.double(), expected(sign * query, key, value, 1.0), rtol=1e-5, atol=1e-5)
+        actual = causal_attention(sign * query, key, value, 1.0)
+        torch.testing.assert_close(actual.double(), expected(sign * query, key, value, 1.0), rtol=1e-5, atol=1e-5)

@@ -52,17 +52,17 @@ def model() -> nn.Sequential:
 def test_products_and_gradients_are_those_of_the_formula(x, weight, bias):
     torch.manual_seed(0)
     values = [INPUTS[x](), WEIGHTS[weight](), BIASES[bias]()]
-    own = [None if value is None else value.requires_grad_() for value in values]
+    inputs = [None if value is None else value.requires_grad_() for value in values]
     exact = [None if value is None else value.detach().double().requires_grad_() for value in values]
     with fast_matmul(nn.Linear(1, 1), library="onednn"):
-        found = linear(*own)
+        actual = linear(*inputs)
     expected = exact[0] @ exact[1].T if exact[2] is None else exact[0] @ exact[1].T + exact[2]
-    assert found.shape == expected.shape
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-    outer = torch.randn(found.shape)
-    found.backward(outer)
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+    outer = torch.randn(actual.shape)
+    actual.backward(outer)
     expected.backward(outer.double())
-    for value, reference in zip(own, exact, strict=True):
+    for value, reference in zip(inputs, exact, strict=True):
         if value is not None:
             torch.testing.assert_close(value.grad.double(), reference.grad, rtol=1e-5, atol=1e-5)
 
@@ -89,8 +89,8 @@ def test_strided_tensors_take_about_as_long_as_dense_ones():
 def test_a_model_computes_the_same_inside_and_is_as_before_afterwards():
     net, x = model(), torch.randn(2, 5, 32)
     net[0].weight.requires_grad_(False)
-    seen = []
-    net[3].register_forward_hook(lambda module, args, output: seen.append(active_library()) or output * 2)
+    libraries = []
+    net[3].register_forward_hook(lambda module, args, output: libraries.append(active_library()) or output * 2)
     net(x).sum().backward()
     stock, gradients = net(x), [None if p.grad is None else p.grad.clone() for p in net.parameters()]
     net.zero_grad()
@@ -100,7 +100,7 @@ def test_a_model_computes_the_same_inside_and_is_as_before_afterwards():
         inside = net(x)
         inside.sum().backward()
     torch.testing.assert_close(inside, stock, rtol=1e-5, atol=1e-5)
-    assert seen == ["mkl", "mkl", "onednn"]  # hooks act as before
+    assert libraries == ["mkl", "mkl", "onednn"]  # hooks act as before
     for parameter, gradient in zip(net.parameters(), gradients, strict=True):
         assert (parameter.grad is None) == (gradient is None)
         if gradient is not None:
@@ -180,13 +180,13 @@ def test_products_of_bf16_values_are_those_of_the_formula_rounded_once(library, 
     net = (Conv1D(48, 32) if conv else nn.Linear(32, 48)).bfloat16()
     x = torch.randn(5, 32).bfloat16().requires_grad_()
     with fast_matmul(net, library=library):
-        found = net(x)
-        outer = torch.randn(found.shape).bfloat16()
-        found.backward(outer)
+        actual = net(x)
+        outer = torch.randn(actual.shape).bfloat16()
+        actual.backward(outer)
     exact, weight, bias = (value.detach().double().requires_grad_() for value in (x, net.weight, net.bias))
     expected = exact @ (weight if conv else weight.T) + bias
     expected.backward(outer.double())
-    pairs = ((found, expected), (x.grad, exact.grad), (net.weight.grad, weight.grad), (net.bias.grad, bias.grad))
+    pairs = ((actual, expected), (x.grad, exact.grad), (net.weight.grad, weight.grad), (net.bias.grad, bias.grad))
     for value, reference in pairs:
         assert value.dtype == torch.bfloat16
         torch.testing.assert_close(value.double(), reference, rtol=2**-8, atol=2e-2)  # sums of terms near 1 cancel

@@ -66,8 +66,8 @@ def test_the_linear_part_is_what_is_left_without_f():
         "nonlinear": IdentityAnchoredQuery(**sizes),
         "weight": WeightAnchoredQuery(**sizes, bias=True),
     }.items():
-        place = {"inputs": 4, "groups": 2, "width": 5, "spans": {"query": (1, 2)}, "bias": True}
-        mixed[name] = MixedProjection(paths={"query": path}, **place)
+        layout = {"inputs": 4, "groups": 2, "width": 5, "spans": {"query": (1, 2)}, "bias": True}
+        mixed[name] = MixedProjection(paths={"query": path}, **layout)
         matrix, bias = mixed[name].linear_part()
         grouped = matrix.view(4, 2, 5)
         query, rest = grouped[..., 1:3].reshape(4, 4), grouped[..., [0, 3, 4]].reshape(4, 6)
@@ -80,8 +80,8 @@ def test_the_linear_part_is_what_is_left_without_f():
         torch.testing.assert_close(query, expected)
         torch.testing.assert_close(rest, mixed[name].rest.weight.T)
         torch.testing.assert_close(bias.view(2, 5)[:, [0, 3, 4]].flatten(), mixed[name].rest.bias)
-        own = path.anchor.bias / 2 if name == "weight" else torch.zeros(4)
-        torch.testing.assert_close(bias.view(2, 5)[:, 1:3].flatten(), own)
+        query_bias = path.anchor.bias / 2 if name == "weight" else torch.zeros(4)
+        torch.testing.assert_close(bias.view(2, 5)[:, 1:3].flatten(), query_bias)
 
 
 def test_a_shared_product_serves_the_same_x_once():
@@ -99,14 +99,14 @@ def test_a_shared_product_serves_the_same_x_once():
 
 def test_joining_with_a_layernorm_or_without_a_matrix_is_refused():
     sizes = {"hidden_size": 4, "out_features": 4}
-    place = {"inputs": 4, "groups": 1, "spans": {"query": (0, 4)}, "fused": True}
+    layout = {"inputs": 4, "groups": 1, "spans": {"query": (0, 4)}, "fused": True}
     normed = IdentityAnchoredQuery(**sizes, input_norm="layernorm")
     with pytest.raises(HfpatchError, match="LayerNorm does not"):
-        MixedProjection(width=12, paths={"query": normed}, **place)
+        MixedProjection(width=12, paths={"query": normed}, **layout)
     with pytest.raises(HfpatchError, match="its own W_1"):
-        MixedProjection(width=12, paths={"query": IdentityAnchoredQuery(**sizes, f="none")}, **place)
+        MixedProjection(width=12, paths={"query": IdentityAnchoredQuery(**sizes, f="none")}, **layout)
     with pytest.raises(HfpatchError, match="there are none"):
-        MixedProjection(width=4, paths={"query": IdentityAnchoredQuery(**sizes)}, **place)
+        MixedProjection(width=4, paths={"query": IdentityAnchoredQuery(**sizes)}, **layout)
 
 
 def test_a_weight_anchor_and_a_hidden_map_are_their_formula():

@@ -26,14 +26,14 @@ LARGE = [(c, pair) for c in peft_catalogue.CASES for pair in peft_catalogue.PAIR
 @pytest.mark.parametrize(("case", "pair"), [*SMALL, *(pytest.param(*case, marks=pytest.mark.slow) for case in LARGE)])
 def test_features_go_together(case, pair):
     """A method does beside other features what it does alone, and in this LoRA is wrong in two ways."""
-    found = {name: peft_catalogue.outcome(case, pair, name) for name in peft_catalogue.beside(pair)}
-    expected = {name: peft_catalogue.cell(case, name).partition(":")[0] for name in found}
+    outcomes = {name: peft_catalogue.outcome(case, pair, name) for name in peft_catalogue.beside(pair)}
+    expected = {name: peft_catalogue.cell(case, name).partition(":")[0] for name in outcomes}
     if case == LORA and "modules_to_save" in pair:
         expected["unload"] = "Broken: unloaded it computes otherwise"  # it keeps the trained copies
     if case == LORA and {"modules_to_save", "tokens"} & {*pair}:
-        assert found.pop("hot swap").startswith("KeyError")
+        assert outcomes.pop("hot swap").startswith("KeyError")
         del expected["hot swap"]
-    assert found == expected
+    assert outcomes == expected
 
 
 @pytest.mark.parametrize("case", peft_catalogue.CASES)

@@ -67,11 +67,11 @@ def test_what_is_measured_grows_with_the_condition_of_the_model(factor):
     """y = (Wx + c) − c rounds Wx + c to eps·c, so that y is off by eps·c/|y| in all."""
     linear, x = nn.Linear(16, 200, bias=False), torch.randn(3, 16)
     model = Amplifier(linear, factor)
-    found = compared(model, lambda: model(x), lambda: linear(x), differences=one_relative)
+    comparison = compared(model, lambda: model(x), lambda: linear(x), differences=one_relative)
     expected = torch.finfo(torch.float32).eps * factor / float(linear(x).abs().max())
-    assert 0.5 * expected < found.rounding / common.UNITS < 2 * expected
-    assert found.is_rounding
-    assert 0.1 * expected < found.difference
+    assert 0.5 * expected < comparison.rounding / common.UNITS < 2 * expected
+    assert comparison.is_rounding
+    assert 0.1 * expected < comparison.difference
 
 
 def test_the_largest_of_several_tensors_is_in_comparison_with_its_own_rounding():
@@ -82,9 +82,9 @@ def test_the_largest_of_several_tensors_is_in_comparison_with_its_own_rounding()
     def one():
         return {name: model[name](tensor) for name, tensor in tensors.items()}
 
-    found = compared(model, one, lambda: tensors, lambda: other, differences=common.each_relative)
-    assert found.difference == pytest.approx(0.001, rel=1e-3)
-    assert not found.is_rounding
+    comparison = compared(model, one, lambda: tensors, lambda: other, differences=common.each_relative)
+    assert comparison.difference == pytest.approx(0.001, rel=1e-3)
+    assert not comparison.is_rounding
 
 
 def test_matrices_multiply_the_size_of_their_input_by_the_gain_at_most():
@@ -124,9 +124,9 @@ def test_rounding_of_an_ill_conditioned_model_is_none_of_the_patch_s(monkeypatch
     """SmolLM2-135M with a pre-projection of random values differs by 1.3e-4 between two of a processor's kernels."""
     report = hfpatch.check(ill_conditioned())
     assert report.passed, str(report)
-    (seen,) = [verdict.seen for verdict in report.verdicts if verdict.promise == PADDING]
-    assert "the model itself" not in seen
-    assert float(seen.split()[2].rstrip(";")) > 1e-4
+    (measured,) = [verdict.seen for verdict in report.verdicts if verdict.promise == PADDING]
+    assert "the model itself" not in measured
+    assert float(measured.split()[2].rstrip(";")) > 1e-4
 
 
 def recomputed(self, parts, q, x, site):
@@ -159,13 +159,13 @@ def test_tokens_after_a_tie_are_not_compared(monkeypatch):
     generate, turn = model.generate, itertools.count()
 
     def another(tokens, **options):
-        found = generate(tokens, **options)
+        output = generate(tokens, **options)
         if next(turn) % 3 == 2:  # the one with a cache
-            found.sequences[:, tokens.shape[1] + 2 :] += 1
-            found.logits = (*found.logits[:3], *(step + 1 for step in found.logits[3:]))
-        return found
+            output.sequences[:, tokens.shape[1] + 2 :] += 1
+            output.logits = (*output.logits[:3], *(step + 1 for step in output.logits[3:]))
+        return output
 
     monkeypatch.setattr(model, "generate", another)
-    holds, seen = behaviour.cache(model, PreProjectionConfig(), make_tokens())
-    assert holds, seen
-    assert "the model itself" not in seen
+    holds, measured = behaviour.cache(model, PreProjectionConfig(), make_tokens())
+    assert holds, measured
+    assert "the model itself" not in measured

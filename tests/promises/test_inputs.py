@@ -116,8 +116,8 @@ def test_the_promises_hold_on_models_of_every_kind(kind, method):
     report = hfpatch.check(made(kind), replace(method, target_modules=target))
     assert report.passed, str(report)
     assert report.changed == changed
-    seen = {verdict.promise: verdict.seen for verdict in report.verdicts}
-    assert {name for name in (CAUSAL, CACHE, PADDING) if seen[name].startswith("does not apply")} == absent
+    measured = {verdict.promise: verdict.seen for verdict in report.verdicts}
+    assert {name for name in (CAUSAL, CACHE, PADDING) if measured[name].startswith("does not apply")} == absent
 
 
 @pytest.mark.parametrize("kind", ["encoder", "vision", "speech to text"])
@@ -131,9 +131,9 @@ def test_peft_s_features_are_tested_on_a_twin_of_the_class(kind, monkeypatch):
 
 
 def shapes(model, sites=()):
-    found = example_inputs(model, sites)
-    return {"input_ids": (*found.shape,)} if isinstance(found, torch.Tensor) else {
-        name: (*value.shape,) for name, value in found.items()
+    inputs = example_inputs(model, sites)
+    return {"input_ids": (*inputs.shape,)} if isinstance(inputs, torch.Tensor) else {
+        name: (*value.shape,) for name, value in inputs.items()
     }  # fmt: skip
 
 
@@ -146,9 +146,9 @@ def test_what_models_are_given():
     assert shapes(made("two towers")) == {"input_ids": ids, "pixel_values": (BATCH, 3, 16, 16)}
     assert shapes(made("time series")) == {"past_values": (BATCH, 32, 2)}
     model = made("image tower")
-    found = example_inputs(model, survey(model).others)
-    assert found["input_ids"].shape == (BATCH, 16 + LENGTH)  # an image has 16 patches
-    assert ((found["input_ids"] == 60).sum(1) == 16).all()
+    inputs = example_inputs(model, survey(model).others)
+    assert inputs["input_ids"].shape == (BATCH, 16 + LENGTH)  # an image has 16 patches
+    assert ((inputs["input_ids"] == 60).sum(1) == 16).all()
     model = made("speech")
     assert model(**example_inputs(model, [])).last_hidden_state.shape == (BATCH, FRAMES, 32)
 
@@ -178,9 +178,9 @@ def test_layers_left_out_at_random_are_no_missing_gradients():
 def test_an_attention_that_the_model_does_not_read_needs_no_gradient():
     """Llava reads its vision tower before the last block."""
     report = hfpatch.check(made("image tower"), replace(SKIP, target_modules=VISION))
-    (seen,) = [verdict.seen for verdict in report.verdicts if verdict.promise == REACHED]
-    assert "3 of 6 added tensors" in seen
-    assert "nothing reads model.vision_tower.encoder.layers.1.self_attn" in seen
+    (measured,) = [verdict.seen for verdict in report.verdicts if verdict.promise == REACHED]
+    assert "3 of 6 added tensors" in measured
+    assert "nothing reads model.vision_tower.encoder.layers.1.self_attn" in measured
 
 
 def broken(model, config, **options):
@@ -196,10 +196,10 @@ def test_a_method_that_sees_the_future_is_seen(kind):
 @pytest.mark.parametrize("kind", ["encoder", "vision", "speech", "time series"])
 def test_a_skip_that_nothing_reads_is_seen(kind, monkeypatch):
     def elsewhere(model):
-        found = survey(model)
-        for site in found.sites:
+        surveyed = survey(model)
+        for site in surveyed.sites:
             object.__setattr__(site, "exit", nn.Identity())
-        return found
+        return surveyed
 
     monkeypatch.setattr("hfpatch.tuners.model.survey", elsewhere)
     monkeypatch.setattr("hfpatch.promises.site.find_sites", lambda model: elsewhere(model).sites)
@@ -233,9 +233,9 @@ def test_a_folder_is_loaded_as_the_class_that_it_was_saved_as(kind, tmp_path, ca
     assert hfpatch.check(str(tmp_path)).passed
     for option in ([], ["--config-only"]):
         assert main(["check", str(tmp_path), "--json", *option]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert [report["method"] for report in found["reports"]] == ["PreProjectionConfig", "NonlinearQueryConfig"]
-        assert not found["refused"]
+        written = json.loads(capsys.readouterr().out)
+        assert [report["method"] for report in written["reports"]] == ["PreProjectionConfig", "NonlinearQueryConfig"]
+        assert not written["refused"]
 
 
 def test_a_folder_whose_inputs_cannot_be_made_is_one_line(tmp_path, capsys, monkeypatch):

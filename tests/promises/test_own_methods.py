@@ -54,10 +54,10 @@ def test_a_broken_promise_is_named(what, monkeypatch):
     members, broken = WRONG[what]
     with forgotten():
         report = hfpatch.check(make_model("gpt2"), defined(**members)())
-    seen = {verdict.promise: verdict.seen for verdict in report.verdicts if not verdict.holds}
-    assert seen.keys() == broken.keys()
+    measured = {verdict.promise: verdict.seen for verdict in report.verdicts if not verdict.holds}
+    assert measured.keys() == broken.keys()
     for promise, message in broken.items():
-        assert re.search(message, seen[promise]), seen[promise]
+        assert re.search(message, measured[promise]), measured[promise]
 
 
 def test_an_error_in_a_method_is_named_with_its_line(monkeypatch):

@@ -219,11 +219,11 @@ def attention_at(path, **projections):
 
     def change(site, block):
         module = block.get_submodule(path)
-        found = {target: whole(module, name) for target, name in projections.items()}
+        modules = {target: whole(module, name) for target, name in projections.items()}
         at = site.path.rpartition(".")[0]
         return replace(
             site, attention=module, path=f"{at}.{path}", host_path=f"{at}.{path}", entries=(module,), exit=module,
-            projections=found,
+            projections=modules,
         )  # fmt: skip
 
     return change
@@ -296,8 +296,8 @@ WRONG = [
 def test_one_wrong_site_is_seen_wherever_it_is(change, case, config, promise, block, declare, monkeypatch):
     read = discovery.read_site
 
-    def wrong(family, settings, at_block, *, layer, **place):
-        site = read(family, settings, at_block, layer=layer, **place)
+    def wrong(family, settings, at_block, *, layer, **options):
+        site = read(family, settings, at_block, layer=layer, **options)
         return change(site, at_block) if layer == block else site
 
     model = three_blocks(case)

@@ -99,15 +99,15 @@ def test_a_type_cannot_be_declared_twice_and_nothing_of_the_second_stays(declara
 
 
 def test_refused_sites_are_left_out_unless_they_are_asked_for():
-    found = survey(make_model("llama"))
+    surveyed = survey(make_model("llama"))
     refusal = {0: "no reason", 1: None}
-    assert select_sites(found, None, refusal=lambda site: refusal[site.layer]) == [found.sites[1]]
+    assert select_sites(surveyed, None, refusal=lambda site: refusal[site.layer]) == [surveyed.sites[1]]
     with pytest.raises(HfpatchError, match="layer 0 cannot be changed: no reason"):
-        select_sites(found, [0], refusal=lambda site: refusal[site.layer])
+        select_sites(surveyed, [0], refusal=lambda site: refusal[site.layer])
     with pytest.raises(HfpatchError, match="no layer of this model can be changed: never"):
-        select_sites(found, None, refusal=lambda site: "never")
-    first, second = (replace(found.sites[0], name=name) for name in ("layer.0", "layer.0.1"))
-    both = replace(found, sites=[first, second])
+        select_sites(surveyed, None, refusal=lambda site: "never")
+    first, second = (replace(surveyed.sites[0], name=name) for name in ("layer.0", "layer.0.1"))
+    both = replace(surveyed, sites=[first, second])
     with pytest.raises(HfpatchError, match="layer 0 cannot be changed: no place"):  # one of two in a block is enough
         select_sites(both, [0], refusal=lambda site: "no place" if site is first else None)
 

@@ -25,18 +25,18 @@ def indices(projections, total):
 
 
 def test_layouts():
-    found = separate(query="a", key="b", value="c")(attention(a=8, b=4, c=4), None)
-    assert {target: (p.path, p.columns.size) for target, p in found.items()} == {
+    columns = separate(query="a", key="b", value="c")(attention(a=8, b=4, c=4), None)
+    assert {target: (p.path, p.columns.size) for target, p in columns.items()} == {
         "query": ("a", 8),
         "key": ("b", 4),
         "value": ("c", 4),
     }
-    found = indices(concatenated("qkv")(attention(qkv=12), config(4, 1)), 12)  # head size 2
-    assert found == {"query": [0, 1, 2, 3, 4, 5, 6, 7], "key": [8, 9], "value": [10, 11]}
-    found = indices(per_head("qkv")(attention(qkv=12), config(2)), 12)
-    assert found == {"query": [0, 1, 6, 7], "key": [2, 3, 8, 9], "value": [4, 5, 10, 11]}
-    found = indices(grouped_columns(attention(qkv=16), config(4), "qkv", groups=2), 16)
-    assert found == {"query": [0, 1, 2, 3, 8, 9, 10, 11], "key": [4, 5, 12, 13], "value": [6, 7, 14, 15]}
+    columns = indices(concatenated("qkv")(attention(qkv=12), config(4, 1)), 12)  # head size 2
+    assert columns == {"query": [0, 1, 2, 3, 4, 5, 6, 7], "key": [8, 9], "value": [10, 11]}
+    columns = indices(per_head("qkv")(attention(qkv=12), config(2)), 12)
+    assert columns == {"query": [0, 1, 6, 7], "key": [2, 3, 8, 9], "value": [4, 5, 10, 11]}
+    columns = indices(grouped_columns(attention(qkv=16), config(4), "qkv", groups=2), 16)
+    assert columns == {"query": [0, 1, 2, 3, 8, 9, 10, 11], "key": [4, 5, 12, 13], "value": [6, 7, 14, 15]}
 
 
 @pytest.mark.parametrize(("layout", "heads"), [(concatenated("qkv"), (4, 3)), (per_head("qkv"), (3, 3))])

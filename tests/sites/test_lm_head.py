@@ -56,18 +56,18 @@ def make(kind, dtype=torch.float32):
 @torch.no_grad()
 def test_every_scale_and_cap_is_found_and_is_what_the_stock_model_computes(kind):
     model, (_, scale, cap) = make(kind), HEADS[kind]
-    found = find_lm_head(model)
+    lm_head = find_lm_head(model)
     low = ("bfloat16", "float16") if kind in ("gemma2", "granite_swa", "minicpm3") else ()
-    for tail in (found.tail, *(find_lm_head(make(kind, getattr(torch, dtype))).tail for dtype in low)):
+    for tail in (lm_head.tail, *(find_lm_head(make(kind, getattr(torch, dtype))).tail for dtype in low)):
         assert tail == (pytest.approx(scale), cap)
 
     head = model.get_output_embeddings()
     head.weight *= 20 / logits_of(model, make_tokens()).abs().max() / scale  # logits that a cap changes
     tokens = make_tokens() % head.weight.shape[0]
-    z = found.body(tokens, use_cache=False)[0] @ head.weight.T
+    z = lm_head.body(tokens, use_cache=False)[0] @ head.weight.T
     expected = z * scale if cap is None else cap * torch.tanh(z * scale / cap)
     torch.testing.assert_close(expected, logits_of(model, tokens), rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(found.tail(found.head(found.body(tokens)[0])), expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(lm_head.tail(lm_head.head(lm_head.body(tokens)[0])), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_no_architecture_with_such_a_key_is_missing_here():

@@ -61,8 +61,8 @@ def test_the_towers_do_not_change_the_draws_of_the_language_model():
     alone = hfpatch.patch(tiny(BartConfig()), PreProjectionConfig())
     both = hfpatch.patch(tiny(BartConfig()), PreProjectionConfig(target_modules=r".*\.self_attn"))
     tensors = tensors_of(both, "preproj", "pre_projection")
-    for path, own in tensors_of(alone, "preproj", "pre_projection").items():
-        assert torch.equal(own["up"], tensors[path]["up"])
+    for path, parameters in tensors_of(alone, "preproj", "pre_projection").items():
+        assert torch.equal(parameters["up"], tensors[path]["up"])
     assert len({tuple(parts["up"].flatten()[:4].tolist()) for parts in tensors.values()}) == 4
 
 
@@ -77,9 +77,9 @@ def test_a_declared_tower_is_read_as_it_is_declared(declarations):
         qkv=separate(), output="out_proj", refusals={"content_skip": "a test"},
     )  # fmt: skip
     register_family(family)
-    found = survey(tiny(BartConfig()))
-    assert [site.family for site in found.others] == ["bart-encoder"] * 2
-    assert all(site.refusals["content_skip"] == "a test" for site in found.others)
+    surveyed = survey(tiny(BartConfig()))
+    assert [site.family for site in surveyed.others] == ["bart-encoder"] * 2
+    assert all(site.refusals["content_skip"] == "a test" for site in surveyed.others)
     assert [site.path for site in find_sites(tiny(BartConfig()))] == [f"decoder.layers.{i}.self_attn" for i in range(2)]
     with pytest.raises(HfpatchError, match="tower 'encoder' of model type 'bart' is declared already"):
         register_family(replace(family, name="another"))

@@ -88,8 +88,8 @@ def test_the_header_gives_back_what_it_was_given(value):
 def test_the_card_of_an_export_says_how_to_load_it_and_under_which_licences():
     card = export_card("a/b", "HfpatchX", "apache-2.0")
     assert header(card)["license"] == "apache-2.0"
-    for said in ("trust_remote_code=True", "MIT licence", "apache-2.0", "modeling_hfpatch.py"):
-        assert said in card
+    for text in ("trust_remote_code=True", "MIT licence", "apache-2.0", "modeling_hfpatch.py"):
+        assert text in card
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,15 @@ def file(tmp_path, monkeypatch):
 @pytest.fixture
 def read(monkeypatch):
     """Whether each load read a kept model."""
-    found = []
+    reads = []
 
     def noting(*given):
-        found.append((kept := plain(*given)) is not None)
+        reads.append((kept := plain(*given)) is not None)
         return kept
 
     plain = cache.read_dequantised
     monkeypatch.setattr("hfpatch.surgery.bases.read_dequantised", noting)
-    return found
+    return reads
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("qwen2", "bfloat16"), ("gpt2", "float32")])

@@ -140,10 +140,10 @@ def test_the_seed_decides_every_part_and_without_one_the_configuration_keeps_its
     assert torch.equal(initial_values(config, seed=1), initial_values(config, seed=1))
     assert torch.equal(initial_values(config, seed=0), initial_values(config))
     assert not torch.equal(initial_values(config, seed=1), initial_values(config, seed=2))
-    own = NonlinearQueryConfig(seed=4)
-    assert torch.equal(initial_values(own), initial_values(NonlinearQueryConfig(), seed=4))
-    assert not torch.equal(initial_values(own), initial_values(own, seed=5))
-    assert (own.seed, own.target_modules) == (4, None)  # a copy of it was changed
+    seeded = NonlinearQueryConfig(seed=4)
+    assert torch.equal(initial_values(seeded), initial_values(NonlinearQueryConfig(), seed=4))
+    assert not torch.equal(initial_values(seeded), initial_values(seeded, seed=5))
+    assert (seeded.seed, seeded.target_modules) == (4, None)  # a copy of it was changed
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,14 @@ OF_THE_BASE = ("bias", "init_lora_weights", "init_weights", "init_ia3_weights")
 def variants(kind):
     """Every value that a configuration names for its biases and for its initial values."""
     cls = PEFT_TYPE_TO_CONFIG_MAPPING[kind]
-    known = {field.name: field for field in dataclasses.fields(cls)}
+    fields = {field.name: field for field in dataclasses.fields(cls)}
     options = dict(OPTIONS.get(kind.value, {}))
-    if "target_modules" in known and not issubclass(cls, PreProjectionConfig | NonlinearQueryConfig):
+    if "target_modules" in fields and not issubclass(cls, PreProjectionConfig | NonlinearQueryConfig):
         options["target_modules"] = ["q_proj", "v_proj"]
     yield lambda: cls(**options)
     for name in OF_THE_BASE:
         values = {"all", f"{kind.value.lower()}_only"} if name == "bias" else {True, False}
-        for value in values | set(re.findall(r"'(\w+)'", str(known[name].type))) if name in known else ():
+        for value in values | set(re.findall(r"'(\w+)'", str(fields[name].type))) if name in fields else ():
             yield functools.partial(cls, **{**options, name: value})
 
 

@@ -81,13 +81,13 @@ FAKE = {"peft/__init__.py": "from peft.model import PeftModel", "peft/model.py":
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_order_of_imports_and_queries_registers_the_methods_once(tmp_path, packed):
     """Asking whether there is a PEFT, as transformers does, is no import; run with a PEFT that takes no time."""
-    place = tmp_path / "peft.zip"
-    with zipfile.ZipFile(place, "w") as archive:
+    archive_path = tmp_path / "peft.zip"
+    with zipfile.ZipFile(archive_path, "w") as archive:
         for name, text in {**FAKE, "peft/tuners.py": ""}.items():
             archive.writestr(name, text)
         if not packed:
             archive.extractall(tmp_path)
-    assert run(f"import sys; sys.path.insert(0, {str(place if packed else tmp_path)!r})\n{ORDERS}") == "done\n"
+    assert run(f"import sys; sys.path.insert(0, {str(archive_path if packed else tmp_path)!r})\n{ORDERS}") == "done\n"
 
 
 @pytest.mark.slow

@@ -77,10 +77,10 @@ def test_an_output_gate_moves_towards_one():
     site = hfpatch.find_sites(model)[0]
     layer = next(m for m in model.modules() if hasattr(m, "scales"))
     hfpatch.scale_patch(model, 0.25)
-    ((method, parts, seen),) = layer.acting("mixed")
-    x, a = torch.randn(1, 3, site.hidden_size), torch.randn(1, 3, seen.mixed_size)
+    ((method, parts, layer_site),) = layer.acting("mixed")
+    x, a = torch.randn(1, 3, site.hidden_size), torch.randn(1, 3, layer_site.mixed_size)
     gate = 2 * torch.sigmoid(F.linear(x, parts["gate"].weight))
-    torch.testing.assert_close(method.mixed(parts, a, x, seen), a * (1 + 0.25 * (gate - 1)))
+    torch.testing.assert_close(method.mixed(parts, a, x, layer_site), a * (1 + 0.25 * (gate - 1)))
 
 
 def test_a_stack_is_scaled_part_by_part_and_a_fold_has_the_scale():
@@ -150,8 +150,8 @@ def test_a_factor_goes_with_the_lora_that_it_is_of(replace, alpha, is_tensor, tm
     replace(model, tmp_path)
     model.requires_grad_(False)
     for scale in (1, 0.5, 1):
-        found = logits_of(hfpatch.scale_patch(model, scale), tokens)
-    torch.testing.assert_close(found, expected)
+        actual = logits_of(hfpatch.scale_patch(model, scale), tokens)
+    torch.testing.assert_close(actual, expected)
     assert not is_scaled(model)
     assert is_scaled(hfpatch.scale_patch(model, 0.5))
 

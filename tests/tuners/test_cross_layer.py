@@ -82,8 +82,8 @@ def test_checkpointing_of_both_kinds_gives_the_same_gradients(case):
     for reentrant in (False, True):
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         functions = checkpoint_functions(model)
-        for name, found in gradients(model, tokens).items():
-            assert (found - expected[name]).abs().max() <= 1e-5 * expected[name].abs().max(), name
+        for name, gradient in gradients(model, tokens).items():
+            assert (gradient - expected[name]).abs().max() <= 1e-5 * expected[name].abs().max(), name
         assert not cross_layer.PASSES.stack
     other = model(make_tokens(seed=1), use_cache=False).logits.sum()  # a second graph meanwhile
     gradients(model, tokens)
@@ -143,8 +143,8 @@ def test_a_call_that_fails_in_the_middle_changes_no_later_one(kind):
             model(make_tokens(3, 4, seed=5), use_cache=False)
         handle.remove()
         assert kind is KeyboardInterrupt or not cross_layer.PASSES.stack, path  # torch runs no hooks then
-        for name, found in gradients(model, tokens).items():
-            assert torch.allclose(found, expected[name], rtol=1e-4, atol=1e-6), name
+        for name, gradient in gradients(model, tokens).items():
+            assert torch.allclose(gradient, expected[name], rtol=1e-4, atol=1e-6), name
     cross_layer.PASSES.stack.clear()
 
 

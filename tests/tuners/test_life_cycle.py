@@ -157,8 +157,8 @@ def test_loaded_parameters_are_fp32_on_any_base(method, dtype, options, tmp_path
     by_transformers.load_adapter(str(tmp_path), **options)
     for loaded in (PeftModel.from_pretrained(make_model("gpt_neox", dtype), tmp_path, **options), by_transformers):
         assert dtypes(loaded) == ({torch.float32}, {dtype})
-        found = {name.removeprefix("base_model.model."): p for name, p in loaded.named_parameters()}
-        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+        parameters = {name.removeprefix("base_model.model."): p for name, p in loaded.named_parameters()}
+        assert all(torch.equal(parameters[name], tensor) for name, tensor in tensors.items())
     again = get_peft_model(make_model("gpt_neox", dtype), METHODS[method]())
     again.load_adapter(tmp_path, "second")
     assert dtypes(again) == ({torch.float32}, {dtype})

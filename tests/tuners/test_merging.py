@@ -90,18 +90,18 @@ def test_merged_adapters_are_not_unpatched_folded_or_deleted():
 
 
 @pytest.mark.parametrize(
-    ("place", "why"),
+    ("stage", "why"),
     [
         ("mixed", "the output projection does not read what enters the attention"),
         ("left", "no matrix leads from what enters the attention to the residual stream"),
     ],
 )
-def test_what_no_matrix_computes_is_not_merged(place, why):
+def test_what_no_matrix_computes_is_not_merged(stage, why):
     def act(self, parts, value, x, site):
         return value + parts["b"](parts["a"](x))
 
     with forgotten():
-        members = {"query": None, place: act, "unmergeable": lambda self: None}
+        members = {"query": None, stage: act, "unmergeable": lambda self: None}
         members["build"] = lambda self, site, seed: low_rank(site, seed, site.hidden_size)
         model = hfpatch.patch(make_model("llama"), defined(**members)())
         perturb(model)

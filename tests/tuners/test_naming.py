@@ -19,9 +19,9 @@ def four_layers():
 
 
 def layers_of(**options):
-    found = get_peft_model(four_layers(), PreProjectionConfig(**options)).targeted_module_names
-    assert all(name.endswith("self_attn") for name in found)
-    return [int(name.split(".")[-2]) for name in found]
+    paths = get_peft_model(four_layers(), PreProjectionConfig(**options)).targeted_module_names
+    assert all(name.endswith("self_attn") for name in paths)
+    return [int(name.split(".")[-2]) for name in paths]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_files_name_the_modules_sorted_and_tuples_are_lists(tmp_path):
 def test_a_start_that_is_none_depends_on_seed_layer_and_name_alone():
     def tensors(seed, *others):
         model = hfpatch.patch(make_model("llama"), [*others, PreProjectionConfig(init_weights=False, seed=seed)])
-        found = {name: p.detach() for name, p in model.named_parameters() if "pre_projection.weight" in name}
-        return {name.replace(".base_layer", ""): p for name, p in found.items()}
+        parameters = {name: p.detach() for name, p in model.named_parameters() if "pre_projection.weight" in name}
+        return {name.replace(".base_layer", ""): p for name, p in parameters.items()}
 
     torch.manual_seed(1)
     first, again, other = tensors(0), tensors(0, NonlinearQueryConfig()), tensors(1)
@@ -103,8 +103,8 @@ def test_the_share_of_a_large_adapter_is_a_warning_once(caplog, monkeypatch):
             monkeypatch.setattr(tuner_model, "_LARGE", limit)
             for _ in range(2):
                 hfpatch.patch_summary(hfpatch.patch(make_model("llama"), PreProjectionConfig()))
-    found = [record for record in caplog.records if record.name == tuner_model.__name__]
-    lines = [(record.levelname, record.getMessage()) for record in found]
+    records = [record for record in caplog.records if record.name == tuner_model.__name__]
+    lines = [(record.levelname, record.getMessage()) for record in records]
     text = "pre-projection: 5,120 parameters added, 23.63% of the base's 21,664"  # 2.5 · 32² in each of two layers
     assert lines[0] == ("INFO", text)
     assert lines[1][0] == "WARNING"

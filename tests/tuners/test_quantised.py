@@ -60,10 +60,10 @@ def test_an_evaluation_before_a_step_leaves_its_gradients(name, quantised):
         perturb(patched, std=0.1)
     with torch.no_grad():
         model.eval()(make_tokens())
-    found = gradients(model.train(), make_tokens())
-    assert found
+    grads = gradients(model.train(), make_tokens())
+    assert grads
     for at, gradient in gradients(expected.train(), make_tokens()).items():
-        torch.testing.assert_close(found[at], gradient, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(grads[at], gradient, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -40,8 +40,8 @@ def test_adapters_multiply(case):
     once, twice = (hfpatch.patch(make_model(case), [QueryTemperatureConfig()] * n) for n in (1, 2))
     for tau in temperatures(once):
         tau.data.copy_((1 + values) * (1 + values.flip(0)) - 1)
-    for place, tau in enumerate(temperatures(twice)):
-        tau.data.copy_(values.flip(0) if place % 2 else values)
+    for index, tau in enumerate(temperatures(twice)):
+        tau.data.copy_(values.flip(0) if index % 2 else values)
     torch.testing.assert_close(logits_of(twice, tokens), logits_of(once, tokens), rtol=1e-4, atol=1e-4)
 
 

@@ -41,14 +41,14 @@ def patched(case, *, across=True):
 @contextmanager
 def watching(model):
     """Yield a function that returns how many of the tensors that went through the modules since it was called live."""
-    seen = []
+    tensors = []
 
     def note(module, *signals):
-        seen.extend(weakref.ref(leaf) for leaf in tree_leaves(signals) if isinstance(leaf, torch.Tensor))
+        tensors.extend(weakref.ref(leaf) for leaf in tree_leaves(signals) if isinstance(leaf, torch.Tensor))
 
     def living():
-        count = sum(tensor() is not None for tensor in seen)
-        seen.clear()
+        count = sum(tensor() is not None for tensor in tensors)
+        tensors.clear()
         return count
 
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in model.modules()]

@@ -108,11 +108,11 @@ def compiled_agrees(case, backend):
         eager = model(tokens, labels=tokens, use_cache=False).loss
         torch.compiler.reset()
         warn_once_cache.clear()  # torch warns once in a process
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             loss = torch.compile(model, backend=backend)(tokens, labels=tokens, use_cache=False).loss
     torch.compiler.reset()
-    assert not [str(warning.message) for warning in said if "hfpatch" in str(warning.message)]
+    assert not [str(warning.message) for warning in caught if "hfpatch" in str(warning.message)]
     assert hooks_act_as_registered(model)
     torch.testing.assert_close(loss, eager, rtol=1e-5, atol=1e-5)
     assert abs(base(tokens, labels=tokens, use_cache=False).loss - loss) > 1e-4

@@ -185,12 +185,12 @@ def test_a_step_under_autocast_is_that_of_wide_sums_bit_for_bit_with_fewer_copie
     """A sum of two bf16 values rounds once, as one in fp32 and its copies do; a gate adds a third gradient."""
     model = patch(make_model(case, torch.bfloat16), PreProjectionConfig(content_skip=True, gated=gated))
     perturb(model)
-    found, copies = [], []
+    grads, copies = [], []
     for wide in (False, True):
         if wide:
             monkeypatch.setattr(PreProjectionConfig, "takes_autocast", lambda self: False)
         with CountedCopies() as counted, torch.autocast("cpu", dtype=torch.bfloat16):
-            found.append(gradients(model, make_tokens(3, 20)))
+            grads.append(gradients(model, make_tokens(3, 20)))
         copies.append(counted.copies)
-    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert all(torch.equal(value, grads[1][name]) for name, value in grads[0].items())
     assert (copies[0] < copies[1]) is not gated
