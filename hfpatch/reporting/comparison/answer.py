@@ -199,10 +199,12 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
         if keeps:
             subject = f"{task}: {subject}"
         elif len(group) > _MOST_SIZES and other != ANOTHER and gains:
-            least, most = (pick(gains, key=lambda gain: abs(gain.difference)) for pick in (min, max))
+            mixed = min(gain.difference for gain in gains) < 0 < max(gain.difference for gain in gains)
+            gains.sort(key=lambda gain: gain.difference if mixed else abs(gain.difference))
+            least, *_, most = gains
             subject += f", {signed_size(least)} to {signed_size(most)}"
             seeds = sorted(verdict.seeds_needed for verdict in group if verdict.seeds_needed is not None)
-            if tone == "undecided" and seeds:
+            if tone == "undecided" and len(seeds) == len(group):
                 subject += f" (needs {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds)"
         if keeps or (len(group) > _MOST_SIZES and other != ANOTHER):
             rest = names_text([verdict.method for verdict in group], results.others, results.noun)

@@ -77,7 +77,7 @@ def sentence(results: ComparisonResults, line: FrontierLine) -> str:
         low, high = (times_text(end) for end in (exchange.low, exchange.high))
         said.append(f"reaches {name}'s gain with {times_text(exchange.rate)} times its parameters [{low}, {high}]")
     if verdicts := against_reference(results, line):
-        said.append(_where(results, name, verdicts))
+        said.append(_where(results, name, verdicts, at_every=len(verdicts) == len(line.points) > 1))
     if exchange is not None and exchange.rate is None and exchange.bounds:
         said.append(f"needs {exchange.bounds} times {name}'s parameters for equal gain ({exchange.why})")
     elif exchange is not None and exchange.rate is None:
@@ -85,20 +85,24 @@ def sentence(results: ComparisonResults, line: FrontierLine) -> str:
     return "; ".join(said) or f"is not compared with {name}"
 
 
-def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict]) -> str:
-    """Say at which budgets a method is ahead of the reference, and at which behind."""
+def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict], *, at_every: bool) -> str:
+    """Say at which budgets a method is ahead of the reference, and at which behind; a method of one size at its LoRA's.
+
+    ``at_every``: whether every budget of the method was tested.
+    """
     budgets_by_tone: dict[str, list[str]] = {"better": [], "worse": [], "same": [], "undecided": []}
     for point, verdict in verdicts.items():
-        budgets_by_tone[verdict.tone].append(budget_in(point))
+        budgets_by_tone[verdict.tone].append(budget_in(point) or budget_in(verdict.other))
     better, worse, same, undecided = budgets_by_tone.values()
     neither = [*same, *undecided]
+    tested = "every budget" if at_every else listed([*better, *worse, *neither])
     if not better and not worse:
         if same and undecided:
             return f"is equivalent to {name} at {listed(same)}, undecided at {listed(undecided)}"
-        return f"is {'equivalent to' if same else 'undecided against'} {name} at every budget"
+        return f"is {'equivalent to' if same else 'undecided against'} {name} at {tested}"
     if not neither and not (better and worse):
-        return f"is {'ahead of' if better else 'behind'} {name} at every budget"
-    if better and worse and not neither:
+        return f"is {'ahead of' if better else 'behind'} {name} at {tested}"
+    if better and worse and not neither and at_every:
         # Where the better one changes, to two digits, if it does so once: between two budgets the difference of the
         # gains is linear in the logarithm of the parameters
         sizes = [results.methods[point].trainable for point in verdicts]

@@ -109,6 +109,22 @@ def test_what_is_kept_has_sentences_too_and_many_pairs_one_for_each_outcome(aske
     assert only.rest == f"– {SKIP}."
 
 
+def test_the_range_of_many_gains_holds_all_and_seeds_are_said_where_all_need_some(raw, build, compared):
+    differences = [0.38, -0.19, 0.95, 0.57, -0.76, 0.01, 0.2]  # of a perplexity of 19; lower is better
+    names = [f"m{i}" for i in range(7)]
+    raw["methods"] |= dict.fromkeys(names, raw["methods"][SKIP])
+    raw["questions"] = [{"question": "gain", "pairs": [[name, "lora"] for name in names], "on": [TEXT]}]
+    for name, difference in zip(names, differences, strict=True):
+        one = compared(name, TEXT, difference, 0.3, "", reference="lora", p=0.2)
+        raw["comparisons"].append(one | {"errors": [[0.1, 100], [0.4, 2]]})
+    results = build(raw)
+    needed = [verdict.seeds_needed for verdict in results.primary]
+    assert {verdict.outcome for verdict in results.primary} == {"undecided"}
+    assert None in needed  # no number of seeds finds a difference of 0.01
+    (undecided,) = (finding for finding in sentences(results).items if finding.tone == "undecided")
+    assert undecided.subject == "Undecided against lora, −5.0 % to +4.0 %"
+
+
 def test_what_was_not_tested_says_why_once_and_secondary_findings_follow(asked):
     few = {
         **dict.fromkeys(("low", "high", "p")),

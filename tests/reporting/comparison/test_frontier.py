@@ -101,6 +101,18 @@ def test_where_the_better_method_changes_is_said_where_all_is_found():
     assert sentence(results, two).startswith(f"is ahead of lora below {crossing:,.0f} parameters, behind above")
 
 
+def test_only_budgets_that_were_tested_are_named():
+    results = frontier_example()
+    gone, untested = results.verdict("ahead@10k", "held_out_text", "lora@10k"), {"outcome": "not tested", "why": "gone"}
+    alone = gone.model_copy(update={"method": "alone", "outcome": "worse"})
+    joined = [one.model_copy(update=untested) if one == gone else one for one in results.verdicts]
+    some = results.model_copy(update={"joined": [*joined, alone]})
+    assert sentence(some, line_of(some, "ahead")).endswith("; is ahead of lora at 1k and 100k")
+    assert sentence(some, line_of(some, "alone")).endswith("; is behind lora at 10k")
+    only = frontier_example().only(["ahead@1k", "lora@1k", "lora@10k"])
+    assert sentence(only, line_of(only, "ahead")).endswith("; is ahead of lora at 1k")
+
+
 def test_each_budget_has_the_verdict_against_the_lora_of_its_own():
     results = frontier_example()
     tested = against_reference(results, line_of(results, "ahead"))
