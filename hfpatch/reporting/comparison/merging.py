@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.reporting.facts import evaluation_text, settings_text
 from hfpatch.reporting.numbers import NOTHING
+from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
 from hfpatch.results.layout import Method
@@ -89,7 +90,11 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
         joined=verdicts,
         warnings=[
             *(f"{c.what} of the runs: {c.verdict}; {c.consequence}." for c in checks if c.verdict != SAME),
-            *(f"{label}: {warning}" for label, run in runs.items() for warning in run.warnings),
+            *(
+                f"{label}: {warning}"
+                for label, run in runs.items()
+                for warning in dict.fromkeys(filter(None, [rates_sentence(run), *run.warnings]))
+            ),
         ],
     )
     return Merged(checks, union, names)
