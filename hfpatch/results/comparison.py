@@ -191,7 +191,8 @@ class ComparisonResults(Tabular):
 
     def renamed(self, names: Mapping[str, str]) -> ComparisonResults:
         """Return the results with other names of methods, and the verdicts that these have."""
-        results: ComparisonResults = with_names(self.model_copy(update={"joined": self.verdicts}), names)
+        joined = [verdict.with_reason_of(names) for verdict in self.verdicts]
+        results: ComparisonResults = with_names(self.model_copy(update={"joined": joined}), names)
         return results
 
     @property

@@ -46,6 +46,7 @@ No interval leaves what is possible: bits per byte and nats per token are not be
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, Literal, NamedTuple
@@ -188,6 +189,12 @@ class Verdict(Part):
     def pair(self) -> tuple[str, str]:
         """The method and the other."""
         return self.method, self.other
+
+    def with_reason_of(self, names: Mapping[str, str]) -> Verdict:
+        """Return the verdict with the names of its methods in ``why`` replaced: old name -> new name."""
+        both = "|".join(re.escape(name) for name in sorted(self.pair, key=len, reverse=True))
+        why = re.sub(rf"(?<!\w)({both})(?= diverged|'s )", lambda name: names.get(name[1], name[1]), self.why)
+        return self.model_copy(update={"why": why})
 
     @property
     def is_found(self) -> bool:

@@ -2,7 +2,7 @@ import copy
 from pathlib import Path
 
 import pytest
-from reporting.conftest import example, write_run
+from reporting.conftest import example, tuned_example, write_run
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting import default_out, write_joint_report
@@ -114,6 +114,27 @@ def test_a_joint_report_is_whole_and_touches_no_run(two, tmp_path):
     assert report.tex.read_text().count(r"\begin{tabular}") == 2
     assert len(report.document.parts[0].sections[0].blocks[3].rows) == 4  # one table has the methods of both
     assert not [folder for folder in folders if (folder / "report.html").exists()]
+
+
+def test_reasons_have_the_names_of_the_union_and_each_run_says_how_its_rates_were_chosen(two):
+    def changed(raw):
+        raw["tuning"] = tuned_example()["tuning"]
+        run = raw["methods"]["lora"]["runs"]["1"]
+        raw["methods"]["lora"]["runs"]["1"] = {"train": {**run["train"], "diverged_step": 9}, "evaluation": {}}
+        raw["questions"] = [{"question": "gain", "pairs": [["lora", "baseline"]], "on": ["tinyworld_cloze"]}]
+        raw["comparisons"][3] |= {"p": 1e-5, "errors": [[0.001, 100], [0.001, 1]]}
+
+    union = merged(two(changed)).results
+    (primary,) = union.primary
+    assert (primary.method, primary.why) == ("lora (second)", "seed 1 of lora (second) diverged")
+    methods = union.methods | {"lora (second)": union.methods["lora (second)"].model_copy(update={"label": "Low rank"})}
+    (primary,) = union.model_copy(update={"methods": methods}).labelled().primary
+    assert (primary.method, primary.why) == ("Low rank", "seed 1 of Low rank diverged")
+    first, second = (
+        next(said for said in union.warnings if said.startswith(f"{run}: ")) for run in ("first", "second")
+    )
+    assert first.startswith("first: All methods at one rate (0.001)")
+    assert second.startswith("second: Each method at its best of 3 rates: the choice may be worth")
 
 
 @pytest.mark.parametrize(("loss", "kept"), [(2.5, {"held_out": {"base_loss": 2.5}}), (2.6, {})])
