@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isnan
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -137,10 +137,10 @@ class _Run:
 
 
 def _score(value: Any) -> float | None:
-    """Return a document's score, of a pair (log-likelihood, count) the log-likelihood a unit; None if not a number."""
+    """Return a document's score, of a pair (log-likelihood, count) their ratio; None if it is not finite."""
     if isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value):
         value = value[0] / value[1] if value[1] else None
-    return float(value) if isinstance(value, int | float) and not isnan(value) else None
+    return float(value) if isinstance(value, int | float) and isfinite(value) else None
 
 
 def _sides(

@@ -125,10 +125,12 @@ def _compared(results: ComparisonResults) -> Iterator[Entry]:
 def _gain(difference: Change, higher: bool = True) -> dict[str, Any]:
     """Return a difference as a gain: turned round where lower is better."""
     difference = difference if higher else difference.turned
-    ends = [end if math.isfinite(end) else None for end in (difference.low, difference.high)]
+    gain, *ends = (
+        number if math.isfinite(number) else None for number in (difference.difference, difference.low, difference.high)
+    )
     mean = f"{signed(difference.difference, 2)} {difference.scale.value}".rstrip()
     text = change_text(difference) if None not in ends else f"{mean}, no interval"
-    return {"gain": difference.difference, "low": ends[0], "high": ends[1], "text": text}
+    return {"gain": gain, "low": ends[0], "high": ends[1], "text": text}
 
 
 def _evaluated(results: EvaluationResults) -> Iterator[Entry]:

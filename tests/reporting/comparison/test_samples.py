@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 from reporting.big import write_big_run
@@ -53,7 +54,7 @@ def test_held_out_documents_whose_text_is_not_recorded_are_not_listed(three, bui
 
 
 def test_a_perplexity_has_moves_and_no_sides(run_dir, results):
-    for method, values in (("baseline", [-8.0, -8.0, -8.0]), ("lora", [-6.0, -8.0, -9.0])):
+    for method, values in (("baseline", [-8.0] * 4), ("lora", [-6.0, -8.0, -9.0, -math.inf])):
         texts = [{"doc_id": i, "doc_hash": "x", "word_perplexity": [value, 2]} for i, value in enumerate(values)]
         write(run_dir, method, 0, "tinyworld_text", texts)
     (sides,) = read_samples(run_dir, results).sides

@@ -39,7 +39,11 @@ def test_what_is_missing_has_no_number_and_says_why(build, raw):
         lost["runs"][seed]["evaluation"] = {}
     raw["comparisons"] = [pair for pair in raw["comparisons"] if pair["method"] != "lora"]
     raw["comparisons"][1] |= dict.fromkeys(("low", "high", "p")) | {"test": "none (too few documents)"}
+    raw["comparisons"][2] |= dict.fromkeys(("difference", "low", "high", "p")) | {"test": "none (not finite)"}
     listed = by_axis(build(raw))
+    infinite = listed[SKIP, TEXT, "word perplexity"]  # JSON, which the page's script reads, has no NaN
+    assert (infinite.gain, infinite.low, infinite.verdict) == (None, None, "not tested")
+    assert infinite.text == "not a number %, no interval"
     diverged = listed["lora", CLOZE, "acc"]
     assert (diverged.gain, diverged.verdict) == (None, "diverged")
     assert diverged.text == "diverged at step 7 (seed 0) and 9 (seed 1)"
