@@ -71,4 +71,4 @@ class Frontier(Part):
 
 def times_text(value: float | None) -> str:
     """Format a ratio to two significant digits."""
-    return "∞" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+    return "∞" if value is None else f"{value:.0f}" if value >= 99.5 else f"{value:.2g}"

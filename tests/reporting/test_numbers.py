@@ -23,6 +23,7 @@ from hfpatch.reporting.numbers import (
     signed_size,
     significant,
 )
+from hfpatch.results.frontier import times_text
 from hfpatch.results.verdicts import Verdict
 
 
@@ -137,11 +138,12 @@ def test_numbers_that_are_none_and_rounded_zeros():
                        4.1e12: "4100B"}),
         (ratio, {36992.1: "36,992", 27.04: "27.04", 0.976: "0.98", 0.1: "0.10", 0.0312: "0.031",
                  16 / 67584: "under 0.001"}),
+        (times_text, {None: "∞", 123.4: "123", 99.6: "100", 99.4: "99", 0.1: "0.1"}),
         (count, {17_694_720: "17,694,720"}),
         (memory, {512 * 2**20: "512 MiB", 1.5 * 2**30: "1.5 GiB"}),
         (duration, {4.21: "4.2 s", 59.4: "59 s", 185: "3 min 05 s", 7800: "2 h 10 min"}),
     ],
-    ids=["significant", "short count", "ratio", "count", "memory", "duration"],
+    ids=["significant", "short count", "ratio", "times", "count", "memory", "duration"],
 )  # fmt: skip
 def test_numbers_as_text(form, shown):
     assert {value: form(value) for value in shown} == shown
