@@ -175,7 +175,8 @@ def _training_cautions(results: ComparisonResults) -> Iterator[str]:
         if train.diverged_step is not None:
             yield f"{run}: diverged at step {train.diverged_step}; it has no scores, and no comparison counts it."
         if train.skipped_steps:
-            yield f"{run}: {train.skipped_steps} updates were left out, their loss or gradient not being finite."
+            updates = "1 update was" if train.skipped_steps == 1 else f"{train.skipped_steps} updates were"
+            yield f"{run}: {updates} left out, the loss or gradient not being finite."
         if train.stopped_early:
             yield f"{run}: stopped early after {train.steps} steps, so it saw less text."
 

@@ -130,6 +130,8 @@ def test_updates_left_out_and_early_stops_are_named_with_their_seed():
     left_out, early = told(recipe, results)
     assert left_out.startswith("pre, seed 0: 3 updates")
     assert re.match("pre, seed 0: .* 40 steps", early)
+    train.update(skipped_steps=1)
+    assert told(recipe, results)[0].startswith("pre, seed 0: 1 update was left out")
 
 
 def test_rates_that_were_not_tuned_are_named_and_best_ones_at_an_edge():
