@@ -106,6 +106,7 @@ def difference_table(results: ComparisonResults) -> Table:
     rows += [_difference_row(results, pair, asked[pair.pair], True) for pair in others]
     sizes = {verdict.question: verdict.family for verdict in decided if verdict.family}
     families = ", ".join(f"{_question(results, question)} {size}" for question, size in sizes.items())
+    tests = f" Tests of each question: {families}." if sizes else ""
     left_out = [f"{absent} that the answer has or that are not decided"] * bool(absent)
     left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
     more = f" In Markdown are left out: {', and '.join(left_out)}; the page and figures/differences.csv have all."
@@ -124,7 +125,7 @@ def difference_table(results: ComparisonResults) -> Table:
             Column("verdict"),
         ),
         rows=tuple(rows),
-        caption=f"{minus} Tests of each question: {families}.{more if left_out else ''}",
+        caption=f"{minus}{tests}{more if left_out else ''}",
         heading=False,
         search=True,
         filters=(
