@@ -111,8 +111,9 @@ class LoopSettings(Section):
                 raise ValueError("training.epochs and training.steps both say how long to train; leave one out")
             return self
         if self.warmup_steps >= self.steps:
+            default = "" if "warmup_steps" in self.model_fields_set else " (the default)"
             raise ValueError(
-                f"training.warmup_steps is {self.warmup_steps}; must be below training.steps ({self.steps})"
+                f"training.warmup_steps is {self.warmup_steps}{default}; must be below training.steps ({self.steps})"
             )
         check_plan_size(self.steps, batch)
         return self

@@ -115,7 +115,7 @@ def test_a_wrong_override_is_named(write, override, parts):
         ("name: small", "name: small\nevaluation: {tasks: []}", ["evaluation.tasks is []; must have at least 1 item"]),
         ("name: small", "name: small\nmodel: {dtype: int8}", ["model.dtype", '"int8"', "'float32'"]),
         # contradictions
-        ("steps: 100", "steps: 50", ["warmup_steps", "50", "below training.steps"]),
+        ("steps: 100", "steps: 50", ["warmup_steps is 50 (the default); must be", "below training.steps (50)"]),
         ("steps: 100", "micro_batch_size: 3", ["micro_batch_size is 3", "divide", "16"]),
         ("steps: 100", "micro_batch_size: 32", ["micro_batch_size is 32", "divide", "16"]),
         ("steps: 100", "seeds: [4294967296]", ["training.seeds", "less than 4294967296"]),
