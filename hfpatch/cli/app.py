@@ -210,7 +210,9 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
     as_html: Annotated[bool, typer.Option("--html", help="Write a page with figures.")] = False,
-    out: Annotated[Path, typer.Option(help="The file of the page.")] = Path("inspection.html"),
+    out: Annotated[
+        Path | None, typer.Option(help="The file of the page, with --html; inspection.html if not given.")
+    ] = None,
     data_dir: DataDir = None,
     gguf_file: options.GgufFile = None,
     revision: options.Revision = None,
@@ -221,6 +223,8 @@ def inspect(
 
     Example: hfpatch inspect tinyworld/gpt-neox --patch runs/quickstart/runs/pre_projection/seed-0/patch --html
     """
+    if out is not None and not as_html:
+        raise HfpatchError(f"--out {out}: is the file of the page; add --html, or leave it out")
     base = model_settings(model, revision, dtype, trust_remote_code, gguf_file=gguf_file)
     quiet_libraries()
     from hfpatch.runs import inspect as run_inspect
@@ -241,8 +245,9 @@ def inspect(
         from hfpatch.reporting.inspection.figures import figures
         from hfpatch.support.files import write_text
 
-        write_text(out, html(inspection_document(inspection, figures(inspection))))
-        print(f"page: {out}", file=sys.stderr if as_json else sys.stdout)
+        page = out or Path("inspection.html")
+        write_text(page, html(inspection_document(inspection, figures(inspection))))
+        print(f"page: {page}", file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps(inspection.to_json(), indent=2))
     elif not as_html:

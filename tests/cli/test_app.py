@@ -318,6 +318,7 @@ def test_models_and_patches_that_cannot_be_had_are_one_line(capsys, tmp_path, mo
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert "no/such-model" in refused(capsys, "inspect", "no/such-model")
     assert "int8" in refused(capsys, "inspect", "tinyworld/gpt-neox", "--dtype", "int8")
+    assert "add --html" in refused(capsys, "inspect", "tinyworld/gpt-neox", "--out", tmp_path / "page.html")
     assert str(tmp_path) in refused(capsys, "inspect", "tinyworld/gpt-neox", "--patch", tmp_path)
     arguments = ["eval", "--model", "tinyworld/gpt-neox"]
     assert "did you mean 'tinyworld_cloze'" in refused(capsys, *arguments, "--tasks", "tinyworld_close")
