@@ -19,12 +19,12 @@ EXCHANGES = {
 }
 
 
-def difference(method, other, gain, *, found):
+def difference(method, other, gain, *, is_sure):
     value = -gain  # nats per token: lower is better
     return {
         **{"method": method, "reference": other, "task": "held_out_text", "metric": "nats_per_token", "n": 100},
         **{"seeds": 3, "difference": value, "low": value - 0.06, "high": value + 0.06, "test": "paired t"},
-        **{"p": 1e-6 if found else 0.5, "errors": [[0.03, 1000]]},
+        **{"p": 1e-6 if is_sure else 0.5, "errors": [[0.03, 1000]]},
     }
 
 
@@ -42,16 +42,16 @@ def one(parts, trainable, match=None):
 def frontier_example(**changes):
     """Four methods at three budgets and one of a single size; a difference of 0.02 or more from LoRA was found."""
     methods = {"baseline": one([], 0), "alone": one([{"type": "query_temperature"}], 500)}
-    comparisons = [difference("alone", "baseline", 0.15, found=True)]
+    comparisons = [difference("alone", "baseline", 0.15, is_sure=True)]
     for family, gains in GAINS.items():
         for (budget, asked), gain, lora in zip(BUDGETS.items(), gains, GAINS["lora"], strict=True):
             kind = "lora" if family == "lora" else "pre_projection"
             match = {"to": budget, "rank": 1, "parameters": asked, "target_parameters": asked, "difference": 0.0}
             methods[f"{family}@{budget}"] = one([{"type": kind, "match": asked}], asked, match)
-            comparisons.append(difference(f"{family}@{budget}", "baseline", gain, found=True))
+            comparisons.append(difference(f"{family}@{budget}", "baseline", gain, is_sure=True))
             if family != "lora":
                 apart = abs(gain - lora) >= 0.02
-                comparisons.append(difference(f"{family}@{budget}", f"lora@{budget}", gain - lora, found=apart))
+                comparisons.append(difference(f"{family}@{budget}", f"lora@{budget}", gain - lora, is_sure=apart))
     lines = [
         {"method": family, "points": [f"{family}@{budget}" for budget in BUDGETS], "exchange": EXCHANGES.get(family)}
         for family in GAINS

@@ -88,31 +88,31 @@ def main(root: Path, kills: int, seed: int, kind: str) -> dict:
     assert os.waitpid(start(root / "straight", kind), 0)[1] == 0
     lasts = time.monotonic() - began
     expected, done = outcome(root / "straight"), []
-    told = {"kills": 0, "ends": 0, "equal": 0, "leftovers": 0, "steps": []}
-    told["diagnostics"] = expected["diagnostics"].count("\n")
+    report = {"kills": 0, "ends": 0, "equal": 0, "leftovers": 0, "steps": []}
+    report["diagnostics"] = expected["diagnostics"].count("\n")
     out = root / "broken-0"
-    while told["kills"] < kills or out.exists():
-        in_a_save = told["kills"] < kills and told["kills"] % 3 == 0
+    while report["kills"] < kills or out.exists():
+        in_a_save = report["kills"] < kills and report["kills"] % 3 == 0
         child = start(out, kind, generator.randint(1, 60) if in_a_save else None)
-        if told["kills"] < kills and not in_a_save:
+        if report["kills"] < kills and not in_a_save:
             time.sleep(generator.uniform(0.3, 0.8) * lasts)
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
         if os.WIFSIGNALED(status):
-            told["kills"] += 1
+            report["kills"] += 1
             saved = sorted((out / "checkpoints").glob("step-*")) if out.exists() else []
-            told["steps"].append(int(saved[-1].name[5:]) if saved else 0)
-            told["leftovers"] += len(list((out / "checkpoints").glob(".step-*"))) if out.exists() else 0
+            report["steps"].append(int(saved[-1].name[5:]) if saved else 0)
+            report["leftovers"] += len(list((out / "checkpoints").glob(".step-*"))) if out.exists() else 0
             continue
         assert status == 0, "a resumed run failed"
-        told["ends"] += 1
-        found = outcome(out)
-        equal = all(found[key] == expected[key] for key in expected if key != "trained")
-        told["equal"] += equal and same(found["trained"], expected["trained"])  # to the last bit
+        report["ends"] += 1
+        ended = outcome(out)
+        equal = all(ended[key] == expected[key] for key in expected if key != "trained")
+        report["equal"] += equal and same(ended["trained"], expected["trained"])  # to the last bit
         done.append(out)
         out = root / f"broken-{len(done)}"
         shutil.rmtree(done[-1])
-    return told
+    return report
 
 
 if __name__ == "__main__":

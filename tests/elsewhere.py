@@ -101,6 +101,6 @@ def computed(folder, tokens, *, new_tokens=0, trained=None, training_mode=False)
     line = next(line for line in process.stdout if line.startswith("reply "))
     reply = json.loads(line.removeprefix("reply "))
     assert "error" not in reply, reply["error"]
-    found = load_file(file)
+    tensors = load_file(file)
     file.unlink()
-    return found, reply["dtypes"]
+    return tensors, reply["dtypes"]

@@ -109,8 +109,8 @@ def logits_of(model: torch.nn.Module, tokens: torch.Tensor, **kwargs) -> torch.T
 
 def hooks_act_as_registered(model: torch.nn.Module) -> bool:
     """Return whether the hooks of every module act in the order of their registration, which torch 2.11 compiles."""
-    hooks = [each for module in model.modules() for each in (module._forward_pre_hooks, module._forward_hooks)]
-    return all([*each] == [*dict.keys(each)] for each in hooks)
+    hooks = [dicts for module in model.modules() for dicts in (module._forward_pre_hooks, module._forward_hooks)]
+    return all([*dicts] == [*dict.keys(dicts)] for dicts in hooks)
 
 
 @torch.no_grad()
@@ -149,9 +149,9 @@ def train(model: torch.nn.Module, tokens: torch.Tensor, *, steps: int = 3, lr: f
     return losses
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, rounding: float = 1e-4) -> bool:
+def close(actual: torch.Tensor, expected: torch.Tensor, rounding: float = 1e-4) -> bool:
     """Return whether tensors are equal up to rounding, relative to the largest value."""
-    return bool((found - expected).abs().max() <= rounding * expected.abs().max())
+    return bool((actual - expected).abs().max() <= rounding * expected.abs().max())
 
 
 def state_of(model):

@@ -23,15 +23,15 @@ LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch")
 
 def context():
     """Return the context of ``multiprocessing`` in which a process is such a fork."""
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["preloaded"])
+    forkserver_context = multiprocessing.get_context("forkserver")
+    forkserver_context.set_forkserver_preload(["preloaded"])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent), before or ""])
     try:
         forkserver.ensure_running()
     finally:
         os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
-    return found
+    return forkserver_context
 
 
 class Forked:
@@ -40,7 +40,7 @@ class Forked:
     def __init__(self, arguments, env=None, cwd=None):
         self._folder = tempfile.TemporaryDirectory(prefix="hfpatch-forked-")
         self._files = [Path(self._folder.name) / name for name in ("out", "err")]
-        self.arguments = [str(each) for each in arguments]
+        self.arguments = [str(argument) for argument in arguments]
         given = (self.arguments, dict(os.environ if env is None else env), str(cwd or Path.cwd()), self._files)
         self._process = context().Process(target=_work, args=given)
         self._process.start()
@@ -87,7 +87,7 @@ def _work(arguments, environment, folder, files):
 
 def _run(*arguments):
     """Do what ``python`` does with these arguments."""
-    first, *rest = [each for each in arguments if each != "-u"]
+    first, *rest = [argument for argument in arguments if argument != "-u"]
     if first == "-c":
         code, *words = rest
         sys.argv = ["-c", *words]

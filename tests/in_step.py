@@ -10,14 +10,14 @@ def in_step(model, tokens):
 
     What the model's parameters require must be False: `logits_of` would change that while the other thread runs.
     """
-    found, meet = {}, threading.Barrier(2, timeout=120)
+    logits, meet = {}, threading.Barrier(2, timeout=120)
 
     def wait(*_):
         meet.wait()
 
     def call(index):
         try:
-            found[index] = logits_of(model, tokens[index])
+            logits[index] = logits_of(model, tokens[index])
         except threading.BrokenBarrierError:
             meet.abort()
 
@@ -29,4 +29,4 @@ def in_step(model, tokens):
         thread.join()
     for handle in handles:
         handle.remove()
-    return [found[index] for index in (0, 1)]
+    return [logits[index] for index in (0, 1)]

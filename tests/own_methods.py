@@ -23,9 +23,9 @@ def forgotten():
     try:
         yield
     finally:
-        for registry, known in zip(REGISTRIES, before, strict=True):
+        for registry, entries in zip(REGISTRIES, before, strict=True):
             registry.clear()
-            registry.update(known)
+            registry.update(entries)
 
 
 def installed(folder, group, module, text, **entries):

@@ -21,8 +21,8 @@ def write_tasks(folder, passages):
     """Write the task files and their data; 12 documents each, and other ones for examples."""
     folder.mkdir()
     rows = [dict(zip(("text", "word"), text.rsplit(" ", 1), strict=True)) for text in passages]
-    for place, row in enumerate(rows):
-        row["choices"] = [rows[(place + k) % len(rows)]["word"] for k in (0, 1, 2)]
+    for index, row in enumerate(rows):
+        row["choices"] = [rows[(index + k) % len(rows)]["word"] for k in (0, 1, 2)]
     examples = [{**row, "text": f"Then {row['text']}"} for row in rows]
     for name, part in (("rows", rows), ("examples", examples)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")

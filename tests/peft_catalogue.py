@@ -95,11 +95,11 @@ def tables(cells):
     """Return the tables: what the entries are, and what each configuration refuses."""
     promises = [[name, " ".join(CATALOGUE[name].__doc__.split()).replace("``", "`")] for name in CATALOGUE]
     rows = [[f"`{case}`", *(cells[case, name] for name in REFUSABLE)] for case in CASES]
-    found = []
+    texts = []
     for head, body in ((["feature", "test"], promises), (["configuration", *REFUSABLE], rows)):
         lines = [head, ["---"] * len(head), *body]
-        found.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
-    return found
+        texts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return texts
 
 
 def page(cells):

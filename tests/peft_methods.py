@@ -139,10 +139,10 @@ def life(method, order, folder):
     distance = (logits_of(model, tokens) - logits_of(base, tokens)).abs().max().item()
     step(model, tokens)
     assert not torch.allclose(logits_of(model, tokens), logits_of(base, tokens), atol=1e-3)
-    for each in (model, reload(model, "llama", folder)):
-        hfpatch.unpatch(each)
-        assert_as_it_was(each, state_of(base))
-        assert torch.equal(logits_of(each, tokens), logits_of(base, tokens))
+    for patched_model in (model, reload(model, "llama", folder)):
+        hfpatch.unpatch(patched_model)
+        assert_as_it_was(patched_model, state_of(base))
+        assert torch.equal(logits_of(patched_model, tokens), logits_of(base, tokens))
     return distance
 
 

@@ -73,34 +73,34 @@ def main(root: Path) -> dict:
         {"name": "small", "model": {"name": str(root / "base")}, "data": DATA, "training": TRAINING, "methods": METHODS}
         | {"evaluation": {"tasks": ["tinyworld_cloze"], "limit": 4}}
     )
-    out, told = root / "out", {}
+    out, report = root / "out", {}
     methods = [method for method in METHODS if method != "baseline"]
-    told["train"] = wait(*(fork(lambda m=m: train(recipe, m, out), root / f"{m}.txt") for m in methods))
+    report["train"] = wait(*(fork(lambda m=m: train(recipe, m, out), root / f"{m}.txt") for m in methods))
     (out / "runs" / "lora").rename(root / "lora")  # the comparison trains it again
     log = Log(root / "first.txt", pause_after=1)
     first = fork(lambda: compare(recipe, out, resume=True, progress=log), root / "error.txt")
     while not (root / "first.paused").exists() and not (root / "error.txt").exists():
         time.sleep(0.05)
-    told["holder"] = first
-    told["second"] = wait(fork(lambda: compare(recipe, out, resume=True), root / "second-error.txt"))
-    told["refused"] = (root / "second-error.txt").read_text()
+    report["holder"] = first
+    report["second"] = wait(fork(lambda: compare(recipe, out, resume=True), root / "second-error.txt"))
+    report["refused"] = (root / "second-error.txt").read_text()
     os.kill(first, signal.SIGKILL)
     wait(first)
-    told["third"] = wait(fork(lambda: compare(recipe, out, resume=True), root / "third-error.txt"))
+    report["third"] = wait(fork(lambda: compare(recipe, out, resume=True), root / "third-error.txt"))
     folders = [root / "lora" / "seed-0", out / "runs" / "lora" / "seed-0"]
-    told["losses"] = [[json.loads(line)["loss"] for line in (each / "metrics.jsonl").open()] for each in folders]
-    told["results"] = sorted(json.loads((out / "results.json").read_text())["methods"])
-    told["first_trained"] = (root / "first.txt").read_text().splitlines()
+    report["losses"] = [[json.loads(line)["loss"] for line in (folder / "metrics.jsonl").open()] for folder in folders]
+    report["results"] = sorted(json.loads((out / "results.json").read_text())["methods"])
+    report["first_trained"] = (root / "first.txt").read_text().splitlines()
     study = StudyRecipe.model_validate(
         {"name": "small", "architecture": GPT2, "tokenizer": {"path": str(root / "base")}, "data": DATA}
         | {"training": TRAINING, "baseline": "one", "variants": {"one": {}, "two": {}}}
     )
-    place = root / "study"
-    variants = (fork(lambda v=v: pretrain_study(study, place, variant=v), root / f"{v}.txt") for v in study.variants)
-    told["study"] = wait(*variants)
-    told["variants"] = sorted(json.loads((place / "results.json").read_text())["methods"])
-    told["locks"] = [str(path) for path in root.rglob(".locks")]
-    return told
+    out = root / "study"
+    variants = (fork(lambda v=v: pretrain_study(study, out, variant=v), root / f"{v}.txt") for v in study.variants)
+    report["study"] = wait(*variants)
+    report["variants"] = sorted(json.loads((out / "results.json").read_text())["methods"])
+    report["locks"] = [str(path) for path in root.rglob(".locks")]
+    return report
 
 
 if __name__ == "__main__":

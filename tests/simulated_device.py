@@ -47,14 +47,14 @@ class _Operations(TorchDispatchMode):
         self.on_device: dict[int, StorageWeakRef] = {}
         self.default = CPU
 
-    def place(self, tensor):
+    def device_of(self, tensor):
         reference = self.on_device.get(tensor.untyped_storage()._cdata)
         return CPU if reference is None or reference.expired() else CUDA  # expired: the address is used again
 
-    def put(self, tensor, place):
+    def put(self, tensor, device):
         storage = tensor.untyped_storage()
         self.on_device.pop(storage._cdata, None)
-        if place == CUDA:
+        if device == CUDA:
             self.on_device[storage._cdata] = StorageWeakRef(storage)
 
     @contextmanager
@@ -67,20 +67,20 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name, inputs = func._schema.name, _tensors((args, kwargs))
-        places = [self.place(each) for each in inputs]
+        devices = [self.device_of(tensor) for tensor in inputs]
         if name not in _COPIES:
-            alike = [i for i, each in enumerate(inputs) if each.dim() or places[i] == CUDA]
-            if name in _INDEXED and places[0] == CUDA:
+            alike = [i for i, tensor in enumerate(inputs) if tensor.dim() or devices[i] == CUDA]
+            if name in _INDEXED and devices[0] == CUDA:
                 alike = [0, *(i for i in alike if i > len(_tensors(args[1])))]  # without the indices
-            if len({places[i] for i in alike}) > 1:
-                found = [(place.type, tuple(each.shape)) for place, each in zip(places, inputs, strict=True)]
-                raise RuntimeError(f"Expected all tensors to be on the same device; {name} got {found}")
+            if len({devices[i] for i in alike}) > 1:
+                described = [(device.type, tuple(tensor.shape)) for device, tensor in zip(devices, inputs, strict=True)]
+                raise RuntimeError(f"Expected all tensors to be on the same device; {name} got {described}")
         result = func(*args, **(kwargs or {}))
-        known = {each.untyped_storage()._cdata for each in inputs}
-        place = self.default if not inputs else CUDA if CUDA in places else CPU
-        for each in _tensors(result):
-            if each.untyped_storage()._cdata not in known:
-                self.put(each, place)
+        stored = {tensor.untyped_storage()._cdata for tensor in inputs}
+        device = self.default if not inputs else CUDA if CUDA in devices else CPU
+        for tensor in _tensors(result):
+            if tensor.untyped_storage()._cdata not in stored:
+                self.put(tensor, device)
         return result
 
 
@@ -94,27 +94,27 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, operations = dict(kwargs or {}), self.operations
         name, inputs = getattr(func, "__name__", ""), _tensors((args, kwargs))
-        places = [operations.place(each) for each in inputs]
+        devices = [operations.device_of(tensor) for tensor in inputs]
         if func == torch.Tensor.device.__get__:
-            return places[0]
+            return devices[0]
         if func == torch.Tensor.is_cuda.__get__:
-            return places[0] == CUDA
-        if name in ("numpy", "__array__") and CUDA in places:
+            return devices[0] == CUDA
+        if name in ("numpy", "__array__") and CUDA in devices:
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
-        wanted = _asked(name, args, kwargs, places)
+        wanted = _asked(name, args, kwargs, devices)
         if wanted == CUDA and (generator := kwargs.get("generator")) is not None and generator.device == CPU:
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
         if wanted is None:
-            with operations.call(CUDA if CUDA in places else CPU):
+            with operations.call(CUDA if CUDA in devices else CPU):
                 return func(*args, **kwargs)
         if name == "cuda":
             func, args, kwargs = torch.Tensor.to, (args[0],), {"copy": True}
         else:
-            args = tuple(CPU if isinstance(each, str | torch.device) else each for each in args)
+            args = tuple(CPU if isinstance(argument, str | torch.device) else argument for argument in args)
             kwargs = {key: CPU if key == "device" else value for key, value in kwargs.items()}
         with operations.call(wanted):
             result = func(*args, **kwargs)
-            if name in _MOVES and places[0] == wanted:
+            if name in _MOVES and devices[0] == wanted:
                 return result
             if name in _MOVES and result.untyped_storage()._cdata == args[0].untyped_storage()._cdata:
                 result = result.clone()
@@ -122,19 +122,19 @@ class _Calls(TorchFunctionMode):
             return result
 
 
-def _asked(name, args, kwargs, places):
+def _asked(name, args, kwargs, devices):
     """Return the device that a call asks for, or None."""
     if name in ("cpu", "cuda"):
         return torch.device(name, 0) if name == "cuda" else CPU
-    if name == "to" and len(places) == 2:
-        return places[1]
+    if name == "to" and len(devices) == 2:
+        return devices[1]
     given = kwargs.get("device")
     if name == "to":
-        given = next((each for each in args if isinstance(each, str | torch.device)), given)
+        given = next((argument for argument in args if isinstance(argument, str | torch.device)), given)
     if given is None or torch.device(given).type == "meta":
         return None
     return CUDA if torch.device(given).type == "cuda" else CPU
 
 
 def _tensors(value):
-    return [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return [tensor for tensor in tree_leaves(value) if isinstance(tensor, torch.Tensor)]

@@ -44,8 +44,8 @@ def small(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint("gpt-neox"))
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(**sizes, intermediate_size=48, vocab_size=len(tokenizer))
-    for each in (LlamaForCausalLM(config), tokenizer):
-        each.save_pretrained(tmp_path / "small")
+    for part in (LlamaForCausalLM(config), tokenizer):
+        part.save_pretrained(tmp_path / "small")
     return tmp_path / "small"
 
 
@@ -66,17 +66,17 @@ def test_evaluation_measures_a_models_own_weights_against_its_own_bound(start, s
     assert (row["shape"], row["dtype"]) == ("small", "bfloat16")
     apart = row["distance_to_float32"]  # rounding alone
     assert set(apart) == {"hfpatch", "hflm-1"}
-    assert all(0 < each["mean"] <= each["largest"] < 1 for each in apart.values())
+    assert all(0 < distance["mean"] <= distance["largest"] < 1 for distance in apart.values())
     linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
     task = load_tasks(["tinyworld_cloze"])["tinyworld_cloze"]
     task.build_all_requests(limit=row["requests"], rank=0, world_size=1)
     operations = 0
     for request in task.instances:
         context, whole = request.args[0].rstrip(), "".join(request.args)
-        given, seen = (len(tokenizer(text)["input_ids"]) for text in (context, whole))
-        tokens = seen - 1
+        given, total = (len(tokenizer(text)["input_ids"]) for text in (context, whole))
+        tokens = total - 1
         operations += 2 * linear * tokens + 4 * 32 * 2 * tokens * (tokens + 1) // 2
-        operations += 2 * 32 * len(tokenizer) * (seen - given)
+        operations += 2 * 32 * len(tokenizer) * (total - given)
     assert row["operations"] == operations
 
 
@@ -86,41 +86,41 @@ def test_agreement_counts_differences_of_every_family(start, tmp_path):
     options += ["--families", "gpt2,falcon_h1", "--out", out]
     start("agreement", *options)
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
-    found = [(row["family"], row["patched"]) for row in rows]
-    assert found == [(family, patched) for family in ("gpt2", "falcon_h1") for patched in (False, True)]
+    pairs = [(row["family"], row["patched"]) for row in rows]
+    assert pairs == [(family, patched) for family in ("gpt2", "falcon_h1") for patched in (False, True)]
     assert all(row["largest_excess"] <= 0 and row["other_choices"] == 0 for row in rows)
     written = out.read_bytes()
     assert (start("agreement", *options), out.read_bytes()) == ("", written)
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_a_profile_of_a_training_step_has_the_rate_of_each_product(start, small, tmp_path, own):
+@pytest.mark.parametrize("own_shape", [False, True])
+def test_a_profile_of_a_training_step_has_the_rate_of_each_product(start, small, tmp_path, own_shape):
     """Of a made-up shape in fp32, and of a model's own in bf16."""
     out = tmp_path / "profile.json"
-    options = ["--model", small, "--autocast", "bfloat16"] if own else ["--shape", "tiny"]
+    options = ["--model", small, "--autocast", "bfloat16"] if own_shape else ["--shape", "tiny"]
     printed = start("training", *options, "--rows", "2", "--profile", "--json", out)
-    told = json.loads(out.read_text(encoding="utf-8"))
-    assert sum(told["share"].values()) == pytest.approx(1, abs=0.05)
-    assert min(told["share"][kind] for kind in ("matrix products", "attention", "norms", "optimiser")) > 0
-    shapes = {(each["rows"], each["in"], each["out"]) for each in told["products"]}
-    sizes = [(32, 16), (32, 48), (48, 32)] if own else [(32, 3 * 32), (4 * 32, 32)]
+    profile = json.loads(out.read_text(encoding="utf-8"))
+    assert sum(profile["share"].values()) == pytest.approx(1, abs=0.05)
+    assert min(profile["share"][kind] for kind in ("matrix products", "attention", "norms", "optimiser")) > 0
+    shapes = {(product["rows"], product["in"], product["out"]) for product in profile["products"]}
+    sizes = [(32, 16), (32, 48), (48, 32)] if own_shape else [(32, 3 * 32), (4 * 32, 32)]
     assert {(512, *size) for size in [*sizes, (32, 40), (40, 32)]} <= shapes
-    assert all(each["gflops"] > 0 for each in told["products"])
+    assert all(product["gflops"] > 0 for product in profile["products"])
     assert "under the profiler" in printed
 
 
 def test_inference_gives_the_multiply_adds_beside_the_times(start, tmp_path):
     out = tmp_path / "inference.json"
     start("inference", "--shapes", "tiny", "--seconds", "0.1", "--json", out)
-    told = json.loads(out.read_text(encoding="utf-8"))
-    rows = {(row["what"], row["variant"]): row for row in told["rows"]}
+    written = json.loads(out.read_text(encoding="utf-8"))
+    rows = {(row["what"], row["variant"]): row for row in written["rows"]}
     token, head = 2 * (12 * 32 * 32 + 2 * 32 * 129), 512 * 32
     added = 2 * (2 * 32 * 40 + 32 * 32)
     assert len(rows) == 12
     assert rows["decoding", "pre + skip"]["multiply_adds"] == pytest.approx(1 + added / (token + head))
     assert rows["decoding", "bare"]["ratio"] == rows["prefill", "bare"]["over_multiply_adds"] == 1
     assert all(row["milliseconds"] > 0 and row["passes"] >= 3 for row in rows.values())
-    assert told["provenance"]["processor"]
+    assert written["provenance"]["processor"]
 
 
 def test_serving_prepares_a_case_and_gathers_what_was_served(start, tmp_path):
@@ -188,17 +188,17 @@ def test_growth_leaves_out_what_does_not_fit_and_keeps_other_parts(start, tmp_pa
     out.write_text(json.dumps({"points": [{"part": "training", "curve": "parameters", "x": 1, "who": "hfpatch"}
                                | {"seconds": [1.0], "peak_bytes": 1}]}))  # fmt: skip
     start("growth", "--part", "compare", "--largest", "1", "--rounds", "1", "--minutes", "8", "--json", out)
-    told = json.loads(out.read_text())
-    first, *compared = told["points"]
+    written = json.loads(out.read_text())
+    first, *compared = written["points"]
     assert (first["part"], [(row["curve"], row["x"]) for row in compared]) == (
         "training",
         [("methods", 4), ("seeds", 4)],
     )
     assert all(sum(row["stages"].values()) == pytest.approx(row["seconds"][0]) for row in compared)
     start("growth", "--part", "scoring", "--largest", "100", "--minutes", "0", "--json", out)
-    told = json.loads(out.read_text())
-    assert len(told["points"]) == 3
-    assert {(row["curve"], row["at"], row["why"]) for row in told["not_measured"]} == {
+    written = json.loads(out.read_text())
+    assert len(written["points"]) == 3
+    assert {(row["curve"], row["at"], row["why"]) for row in written["not_measured"]} == {
         ("documents", 100, "not enough time left"),
         *(("parameters", shape, "not enough time left") for shape in ("14m", "31m", "70m")),
     }
@@ -222,9 +222,9 @@ def test_training_compares_activations_and_pretraining(start, tmp_path):
     forked.context()  # as above
     out, steps = tmp_path / "out.json", ["--rounds", "1", "--rows", "2", "--no-memory", "--json"]
     start("training", "--shape", "tiny", "--activations", *steps, out)
-    told = json.loads(out.read_text())
-    assert set(told["seconds"]) == {"ours", "all_kept", "lora"}
-    kept = told["kept_bytes_a_layer_and_token"]
+    written = json.loads(out.read_text())
+    assert set(written["seconds"]) == {"ours", "all_kept", "lora"}
+    kept = written["kept_bytes_a_layer_and_token"]
     assert kept["all_kept"] - kept["ours"] >= 4 * 40  # σ(W_up x), at least; tests of training count the others
     start("training", "--scratch", *steps, out)
     ratios = json.loads(out.read_text())["ratios"]

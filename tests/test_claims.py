@@ -37,8 +37,9 @@ def claims():
 
 @pytest.mark.parametrize(("run", "method", "sign", "other", "task"), list(claims()))
 def test_a_claim_is_a_verdict(run, method, sign, other, task):
-    found = {each.tone for each in verdicts_of(run) if (each.method, each.other, each.task) == (method, other, task)}
-    assert found == {MEANING[sign]}
+    asked = (method, other, task)
+    tones = {pair.tone for pair in verdicts_of(run) if (pair.method, pair.other, pair.task) == asked}
+    assert tones == {MEANING[sign]}
 
 
 @pytest.mark.parametrize("page", PAGES)

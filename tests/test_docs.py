@@ -44,7 +44,7 @@ def run_commands(block):
     for line in block.splitlines():
         program, *arguments = shlex.split(line, comments=True)
         if program == "pytest":
-            tests = [each for name, each in runpy.run_path(*arguments).items() if name.startswith("test_")]
+            tests = [function for name, function in runpy.run_path(*arguments).items() if name.startswith("test_")]
             assert tests
             for test in tests:
                 test()

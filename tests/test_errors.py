@@ -4,7 +4,7 @@ from hfpatch.errors import nearest
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "expected"),
+    ("name", "names", "expected"),
     [
         ("lorra", ["lora", "ia3"], " (did you mean 'lora'?)"),
         ("content_skipp", ["content_skip", "content", "skip"], " (did you mean 'content_skip'?)"),
@@ -12,6 +12,6 @@ from hfpatch.errors import nearest
         ("lora", [], ""),
     ],
 )
-def test_nearest(name, known, expected):
-    assert nearest(name, known) == expected
-    assert nearest(name, dict.fromkeys(known)) == expected
+def test_nearest(name, names, expected):
+    assert nearest(name, names) == expected
+    assert nearest(name, dict.fromkeys(names)) == expected

@@ -46,28 +46,28 @@ def script(name):
 
 
 def test_the_sentence_encoder_learns_and_is_saved_with_its_head():
-    found = script("sentence_encoder").main(epochs=6)
-    assert found["before"] < 0.6
-    assert found["after"] > 0.9
+    scores = script("sentence_encoder").main(epochs=6)
+    assert scores["before"] < 0.6
+    assert scores["after"] > 0.9
 
 
 def test_speech_and_image_models_are_patched_saved_loaded_and_generate():
-    found = script("speech_and_images").main()
-    assert len(found) == 4
-    assert all(case["changed"] for case in found.values())
-    assert {case["trainable"] for case in found.values()} == {2 * (2 * 32 * 40 + 32 * 32)}  # two blocks: up, down, skip
-    assert all(any("target_modules can name" in why for why in case["left out"].values()) for case in found.values())
+    cases = script("speech_and_images").main()
+    assert len(cases) == 4
+    assert all(case["changed"] for case in cases.values())
+    assert {case["trainable"] for case in cases.values()} == {2 * (2 * 32 * 40 + 32 * 32)}  # two blocks: up, down, skip
+    assert all(any("target_modules can name" in why for why in case["left out"].values()) for case in cases.values())
 
 
 def test_new_digits_are_compared_by_paired_intervals():
     """A short form: three seeds, few steps; its intervals are scipy's."""
-    found = script("new_digits").main(seeds=3, steps=20, pretraining=60)
-    sizes = found["sizes"]
+    results = script("new_digits").main(seeds=3, steps=20, pretraining=60)
+    sizes = results["sizes"]
     assert sizes["pre-projection"] == sizes["linear control"] == 2 * (2 * 32 * 8)
     assert abs(sizes["matched LoRA"] - sizes["pre-projection"]) <= 2 * 4 * (32 + 32) / 2  # the nearest rank
-    assert all(len(values) == 3 and 0 <= min(values) <= max(values) <= 1 for values in found["scores"].values())
-    for other, (mean, low, high) in found["differences"].items():
-        pairs = np.subtract(found["scores"]["pre-projection"], found["scores"][other])
+    assert all(len(values) == 3 and 0 <= min(values) <= max(values) <= 1 for values in results["scores"].values())
+    for other, (mean, low, high) in results["differences"].items():
+        pairs = np.subtract(results["scores"]["pre-projection"], results["scores"][other])
         assert mean == pytest.approx(pairs.mean(), abs=1e-6)
         expected = stats.ttest_1samp(pairs, 0).confidence_interval() if pairs.std() else (pairs.mean(), pairs.mean())
         assert (low, high) == pytest.approx((expected[0], expected[1]), abs=1e-6)

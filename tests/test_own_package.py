@@ -111,8 +111,8 @@ def test_the_method_is_its_formula(shared):
             return (out.flatten(-2),)
 
         layer.self_attn.o_proj.register_forward_pre_hook(mixed)
-    found, wanted = logits_of(model, tokens), logits_of(expected, tokens)
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    actual, wanted = logits_of(model, tokens), logits_of(expected, tokens)
+    torch.testing.assert_close(actual, wanted, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(wanted, logits_of(make_model("llama"), tokens), atol=1e-2)
 
 

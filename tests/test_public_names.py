@@ -35,8 +35,8 @@ SIGNATURES = {
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures_of_the_design(name):
-    found, expected = list(inspect.signature(getattr(hfpatch, name)).parameters), SIGNATURES[name]
-    assert (found[:2] == expected[:2]) if expected[-1] is ... else (found == expected)
+    names, expected = list(inspect.signature(getattr(hfpatch, name)).parameters), SIGNATURES[name]
+    assert (names[:2] == expected[:2]) if expected[-1] is ... else (names == expected)
 
 
 def code_shown():

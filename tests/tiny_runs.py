@@ -92,10 +92,10 @@ def refused(call, *arguments, **options) -> str:
 def numbers(value):
     """Return JSON values without those of ``DIFFERENT``."""
 
-    def kept(each):
-        if isinstance(each, dict):
-            return {key: kept(item) for key, item in each.items() if key not in DIFFERENT}
-        return [kept(item) for item in each] if isinstance(each, list) else each
+    def kept(value):
+        if isinstance(value, dict):
+            return {key: kept(item) for key, item in value.items() if key not in DIFFERENT}
+        return [kept(item) for item in value] if isinstance(value, list) else value
 
     return kept(json.loads(json.dumps(value)))
 

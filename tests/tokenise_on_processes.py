@@ -18,15 +18,15 @@ from hfpatch.training.processes import start_processes
 def run(text: str, tokenizer: str, out: Path) -> None:
     """Load the text in both ways, the first process of the machine before the others."""
     state, calls = start_processes(), []
-    write, found = load.write_token_file, {}
+    write, layouts = load.write_token_file, {}
     load.write_token_file = lambda *args, **options: calls.append("write_token_file") or write(*args, **options)
     for layout in ("packed", "stream"):
         settings = DataSettings(source=text, layout=layout, block_size=8)
         with state.local_main_process_first():
             blocks = load.load_blocks(settings, AutoTokenizer.from_pretrained(tokenizer), cache_dir=out / "cache")
         rows = blocks.rows if isinstance(blocks.rows, np.memmap) else blocks.rows.base
-        found[layout] = {"sha256": blocks.sha256, "mapped": isinstance(rows, np.memmap)}
-    (out / f"{state.process_index}.json").write_text(json.dumps({"calls": calls, **found}))
+        layouts[layout] = {"sha256": blocks.sha256, "mapped": isinstance(rows, np.memmap)}
+    (out / f"{state.process_index}.json").write_text(json.dumps({"calls": calls, **layouts}))
     state.wait_for_everyone()
 
 

@@ -83,12 +83,12 @@ def spoil(model: PreTrainedModel, call: int, factor: float) -> PreTrainedModel:
 def rates_of(settings: LoopSettings, steps: int) -> list[float]:
     """Return the learning rate of each step."""
     optimizer = build_optimizer(torch.nn.Linear(2, 2), settings)
-    scheduler, found = build_scheduler(optimizer, settings, steps=steps), []
+    scheduler, rates = build_scheduler(optimizer, settings, steps=steps), []
     for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    return found
+    return rates
 
 
 def _split(kind: type[LoopSettings], values: dict[str, Any]) -> tuple[LoopSettings, dict[str, Any]]:
@@ -135,8 +135,8 @@ def plain_loop(model, blocks, plan, *, lr, warmup, clip, betas=(0.9, 0.999), dec
         total, count = torch.zeros(()), 0
         for ids, labels in (document for row in rows for document in _documents(blocks[row])):
             scores = torch.log_softmax(model(input_ids=ids[None]).logits[0].float(), dim=-1)
-            for place in (labels[1:] != -100).nonzero().flatten().tolist():
-                total, count = total - scores[place, labels[place + 1]], count + 1
+            for index in (labels[1:] != -100).nonzero().flatten().tolist():
+                total, count = total - scores[index, labels[index + 1]], count + 1
         gradients = torch.autograd.grad(total / count, parameters)
         losses.append((total / count).item())
         norms.append(math.sqrt(sum(gradient.double().square().sum().item() for gradient in gradients)))

@@ -50,19 +50,19 @@ def recipe(tmp_path):
 @pytest.mark.parametrize("command", [["compare"], ["train", "--method", "pre_projection"], ["pretrain"], ["tokenize"]])
 def test_a_data_dir_is_the_recipe_s(command, recipe, tmp_path, monkeypatch):
     """As data_dir=DIR would be, also where the folder's name needs quotes in YAML."""
-    seen = []
+    data_dirs = []
     name = "load_recipe" if command[0] in ("compare", "train") else "load_pretrain_or_study"
     module = "hfpatch.recipes.comparison" if name == "load_recipe" else "hfpatch.recipes.pretraining"
     load = getattr(importlib.import_module(module), name)
 
     def loaded(*args, **options):
-        seen.append(load(*args, **options).data_dir)
+        data_dirs.append(load(*args, **options).data_dir)
         raise HfpatchError("enough")
 
     monkeypatch.setattr(f"{module}.{name}", loaded)
     file = recipe if name == "load_recipe" else "queries-books"
     assert main([*command, str(file), "--data-dir", str(tmp_path / "a: #b")]) == 2
-    assert seen == [tmp_path / "a: #b"]
+    assert data_dirs == [tmp_path / "a: #b"]
 
 
 def cpu_seconds(*arguments):
@@ -132,9 +132,9 @@ def test_wrong_usage_under_a_launcher_is_said_by_one_process(capsys, monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", rank)
     assert main(["report", "--markdwon"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("No such option: --markdwon") == lines
-    assert bool(said) == bool(lines)
+    printed = capsys.readouterr().err
+    assert printed.count("No such option: --markdwon") == lines
+    assert bool(printed) == bool(lines)
 
 
 def test_the_script_and_the_module_are_the_same():
@@ -260,17 +260,17 @@ def test_methods_that_cannot_be_alone_are_one_line(capsys, tmp_path, recipe, mon
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "said"),
+    ("end", "code", "start"),
     [(KeyboardInterrupt(), 130, "interrupted; "), (Terminated(7), 128 + 15, "SIGTERM after step 7, which is saved; ")],
 )
-def test_an_end_by_a_signal_says_how_to_go_on(capsys, tmp_path, recipe, monkeypatch, end, code, said):
+def test_an_end_by_a_signal_says_how_to_go_on(capsys, tmp_path, recipe, monkeypatch, end, code, start):
     def train(*_: object, **__: object) -> None:
         raise end
 
     monkeypatch.setattr("hfpatch.runs.comparison.train", train)
     assert main(["train", str(recipe), "--method", "lora", "--out", str(tmp_path / "out")]) == code
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{said}the same command with --resume continues in {tmp_path / 'out'}" in line
+    assert f"{start}the same command with --resume continues in {tmp_path / 'out'}" in line
 
 
 def test_sigterm_outside_of_a_training_is_one_line_too(capsys, tmp_path, recipe, monkeypatch):

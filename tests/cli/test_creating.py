@@ -40,9 +40,9 @@ def test_a_method_can_begin_at_every_place():
 @pytest.mark.parametrize("name", MADE)
 def test_the_files_pass_as_they_are(name, tmp_path, monkeypatch, capsys):
     assert main(["new-method", name, *MADE[name]]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     cls = "".join(map(str.capitalize, name.split("_")))
-    assert f"hfpatch check tinyworld/gpt2 --method {name}:{cls}" in said
+    assert f"hfpatch check tinyworld/gpt2 --method {name}:{cls}" in printed
     monkeypatch.setattr(run, "PROMISES", run.PROMISES[:3])  # the others take seconds
     tests = {key: function for key, function in runpy.run_path(f"test_{name}.py").items() if key.startswith("test_")}
     assert len(tests) == 2

@@ -182,8 +182,8 @@ TOOLS = [
 def test_tools_and_template_options_are_given_as_trl_gives_them(chat, tmp_path, monkeypatch, kind, form):
     """Also as JSON, and without the nulls that a table adds where rows differ."""
     trl = pytest.importorskip("trl.data_utils")
-    asked, said = turns(("user", "Light the lamp.")), turns(("assistant", "It is lit."))
-    shape = {"messages": asked + said} if form == "messages" else {"prompt": asked, "completion": said}
+    asked, reply = turns(("user", "Light the lamp.")), turns(("assistant", "It is lit."))
+    shape = {"messages": asked + reply} if form == "messages" else {"prompt": asked, "completion": reply}
     other = [
         {"type": "function", "function": {"name": "dim", "parameters": {"properties": {"by": {"type": "integer"}}}}}
     ]

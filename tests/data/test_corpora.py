@@ -230,8 +230,8 @@ def test_streaming_contradictions_are_refused(tmp_path):
 
 def test_unreachable_hub_is_one_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", fail_offline)
-    said = r"data set owner/set .*Couldn't reach.*train.jsonl does not exist"
-    with pytest.raises(HfpatchError, match=said) as caught:
+    message = r"data set owner/set .*Couldn't reach.*train.jsonl does not exist"
+    with pytest.raises(HfpatchError, match=message) as caught:
         open_corpus(DataSettings(source="owner/set"), tmp_path)
     assert "\n" not in str(caught.value)
 

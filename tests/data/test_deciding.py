@@ -68,8 +68,8 @@ def task(*texts, read=()):
 
 def test_documents_are_drawn_that_occur_once_and_in_no_task():
     tasks = task("A long article.\ndocument number 14 tells of things\nIt ends.", TEXTS[16])
-    _, said = digest_tasks(tasks, Digester())
-    ((chosen,), _) = choose_documents([candidates(TEXTS, held_out=1, tuning=6)], said)
+    _, digests = digest_tasks(tasks, Digester())
+    ((chosen,), _) = choose_documents([candidates(TEXTS, held_out=1, tuning=6)], digests)
     once = without(range(20), [4, 9, 15, 17])
     assert chosen.held_out.tolist() == drawn(once, 1)
     free = [index for index in once if index not in (14, 16, *chosen.held_out)]  # 16 is a task's, 14 a line of one
@@ -154,7 +154,7 @@ def test_digests_differ_with_the_words_alone(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("tuning", "held_out", "said"),
+    ("tuning", "held_out", "message"),
     [
         (20, 0, "tuning.held_out is 20 and there are 20 documents, so none is left"),
         (15, 5, "tuning.held_out is 15, data.held_out 5 and there are 20 documents"),
@@ -163,8 +163,8 @@ def test_digests_differ_with_the_words_alone(tokenizer):
         (0, 17, "data.held_out is 17, and of 20 documents only 16 occur once in the text; hold fewer out"),
     ],
 )
-def test_too_few_documents_are_one_line(tuning, held_out, said):
-    with pytest.raises(HfpatchError, match=said):
+def test_too_few_documents_are_one_line(tuning, held_out, message):
+    with pytest.raises(HfpatchError, match=message):
         choose_documents([candidates(TEXTS, held_out, tuning)], NOTHING)
 
 
@@ -177,10 +177,10 @@ def test_the_splits_share_no_document_and_lose_none(tmp_path, tokenizer, layout,
     settings = DataSettings(source=str(path), block_size=size, layout=layout, held_out=held_out)
     once = without(range(20), [4, 9, 15, 17])
     last = drawn(once, held_out or 0)
-    said = drawn(without(once, [once.index(index) for index in last]), 3, use=1)[1]  # it would be drawn
-    given = {"tuning": 3, "tasks": task(TEXTS[said])}  # too short not to be trained on
+    in_task = drawn(without(once, [once.index(index) for index in last]), 3, use=1)[1]  # it would be drawn
+    given = {"tuning": 3, "tasks": task(TEXTS[in_task])}  # too short not to be trained on
     splits = load_splits(settings, tokenizer, **given)
-    tuned = drawn([index for index in once if index not in (said, *last)], 3, use=1)
+    tuned = drawn([index for index in once if index not in (in_task, *last)], 3, use=1)
     expected = {"train": [text for index, text in enumerate(TEXTS) if index not in (*tuned, *last)]}
     expected |= {"held_out": [TEXTS[index] for index in last]} if held_out else {}
     expected["tuning"] = [TEXTS[index] for index in tuned]
@@ -214,7 +214,7 @@ def blocks_of(splits):
     return {name: part for name in ("train", "held_out", "tuning") if (part := getattr(splits, name)) is not None}
 
 
-def told(blocks, tokenizer):
+def text_of(blocks, tokenizer):
     return "".join(tokenizer.decode(blocks[row]["input_ids"]) for row in range(len(blocks)))
 
 
@@ -254,8 +254,8 @@ def test_conversations_that_are_trained_on_in_another_form_do_not_decide(tmp_pat
     splits = load_splits(settings, chat, tuning=3, tasks=task("At mill 3."))
     held_out = drawn(range(6), 2)
     tuning = drawn([n for n in range(6) if n not in (3, *held_out)], 3, use=1)
-    assert [n for n in range(12) if f"mill {n}." in told(splits.held_out, chat)] == held_out
-    assert [n for n in range(12) if f"mill {n}." in told(splits.tuning, chat)] == tuning
+    assert [n for n in range(12) if f"mill {n}." in text_of(splits.held_out, chat)] == held_out
+    assert [n for n in range(12) if f"mill {n}." in text_of(splits.tuning, chat)] == tuning
 
 
 def test_documents_of_one_token_are_not_chosen(tmp_path, chat):
@@ -265,7 +265,7 @@ def test_documents_of_one_token_are_not_chosen(tmp_path, chat):
     settings = DataSettings(source=source, append_eos=False, layout="padded", block_size=16, held_out=2)
     splits = load_splits(settings, chat, tuning=2)
     decoded = [
-        [told(part.take(np.array([row])), chat).partition("<|")[0] for row in range(len(part))]
+        [text_of(part.take(np.array([row])), chat).partition("<|")[0] for row in range(len(part))]
         for part in blocks_of(splits).values()
     ]
     once = texts[1:6]
@@ -278,7 +278,7 @@ def test_documents_of_one_token_are_not_chosen(tmp_path, chat):
     settings = DataSettings(source=source, format="prompt_completion", layout="padded", block_size=16, held_out=2)
     with pytest.warns(UserWarning, match="have none to learn"):
         splits = load_splits(settings, chat)
-    assert [n for n in range(7) if f"for {n}" in told(splits.held_out, chat)] == drawn(range(4), 2)
+    assert [n for n in range(7) if f"for {n}" in text_of(splits.held_out, chat)] == drawn(range(4), 2)
 
 
 def test_a_tokenizer_is_not_trained_on_what_is_held_out(tmp_path, tokenizer):
@@ -311,15 +311,15 @@ def story(number):
 def row_of(numbers, form, spaced):
     """Return one or two stories in one of the forms of a row."""
     first, second = (story(number).replace(" ", "  " if spaced else " ") for number in numbers)
-    asked, said = {"role": "user", "content": f"Go on, {numbers[0]}."}, {"content": first, "role": "assistant"}
+    asked, reply = {"role": "user", "content": f"Go on, {numbers[0]}."}, {"content": first, "role": "assistant"}
     more, last = {"role": "user", "content": "And then?"}, {"role": "assistant", "content": second, "id": spaced}
     return {
         "text": {"text": first},
         "prompt_completion": {"prompt": f"Tell of {numbers[1]}: ", "completion": first},
         "told": {"prompt": second + " ", "completion": first},
-        "chat_completion": {"prompt": [SYSTEM, asked, said, more], "completion": [last]},
-        "messages": {"messages": [SYSTEM, asked, said, more, last]},
-        "short": {"messages": [asked, said], "tools": [{"name": f"tool {numbers[1]}"}]},
+        "chat_completion": {"prompt": [SYSTEM, asked, reply, more], "completion": [last]},
+        "messages": {"messages": [SYSTEM, asked, reply, more, last]},
+        "short": {"messages": [asked, reply], "tools": [{"name": f"tool {numbers[1]}"}]},
     }[form]
 
 
@@ -478,10 +478,10 @@ def test_groups_are_whole_in_every_use_and_what_others_have_too_is_left_out(tmp_
         for loaded in (splits, again, cached):
             assert [numbers[group] for group in getattr(loaded, name).groups] == owners
     assert splits.train.groups is None
-    said = [str(warning.message) for warning in warned if "occur elsewhere" in str(warning.message)]
-    assert [text.partition(":")[0] for text in said] == ["data.held_out", "tuning.held_out"]
-    assert said == list(splits.cautions)
-    for (name, count), text in zip(counts.items(), said, strict=True):
+    cautions = [str(warning.message) for warning in warned if "occur elsewhere" in str(warning.message)]
+    assert [text.partition(":")[0] for text in cautions] == ["data.held_out", "tuning.held_out"]
+    assert cautions == list(splits.cautions)
+    for (name, count), text in zip(counts.items(), cautions, strict=True):
         left_out = count + sum({7, 8} & set(held_out if name == "held_out" else tuning) != set() for _ in range(1))
         assert f" {left_out} of " in text
 
@@ -517,7 +517,7 @@ def test_groups_of_every_kind_of_source(tmp_path, chat, kind):
         common["held_out"] = 1
     loaded = load_splits(DataSettings(**chosen, **common), chat, data_dir=tmp_path)
     groups = loaded.held_out.groups.tolist()
-    train, held_out = told(loaded.train, chat), told(loaded.held_out, chat)
+    train, held_out = text_of(loaded.train, chat), text_of(loaded.held_out, chat)
     every = [*texts["train"], *(texts["test"] if kind in ("mixture", "splits") else [])]
     assert [text in train for text in every] == [text not in held_out for text in every] or kind == "token_file"
     sizes = sorted(np.bincount(groups).tolist())

@@ -317,8 +317,8 @@ def test_the_plan_gives_each_source_its_share(mixture, tokenizer):
     training = TrainingSettings(steps=20, batch_size=10, warmup_steps=1)
     plans = draw_plans(training, blocks, [0, 1])
     for plan in plans.values():
-        seen = Counter(plan.indices.flatten().tolist())
-        draws = [[seen[block] for block in range(40)], [seen[block] for block in range(40, 65)]]
+        counted = Counter(plan.indices.flatten().tolist())
+        draws = [[counted[block] for block in range(40)], [counted[block] for block in range(40, 65)]]
         assert [sum(counts) for counts in draws] == [150, 50]
         assert all(max(counts) - min(counts) <= 1 for counts in draws)  # every block once before any again
     assert (plans[0].indices != plans[1].indices).any()

@@ -144,9 +144,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "said"), BAD)
-def test_a_mistake_is_one_line(write, overrides, said):
-    assert re.search(said, refused(write(RECIPE), *overrides))
+@pytest.mark.parametrize(("overrides", "message"), BAD)
+def test_a_mistake_is_one_line(write, overrides, message):
+    assert re.search(message, refused(write(RECIPE), *overrides))
 
 
 def test_a_recipe_made_in_python_names_the_methods_itself(read):

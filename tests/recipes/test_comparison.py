@@ -208,9 +208,9 @@ def test_what_is_written_back_reads_as_the_same_recipe(tmp_path_factory, descrip
     for parts in typed.values():
         for part in parts:
             part.pop("match", None)
-    said = {"name": "any", "description": description, "methods": {**typed, "baseline": []}}
+    raw = {"name": "any", "description": description, "methods": {**typed, "baseline": []}}
     sections = {"model": {"revision": revision}, "training": {"lr": lr, "seeds": seeds}}
-    recipe = Recipe.model_validate(said | sections)
+    recipe = Recipe.model_validate(raw | sections)
     path = tmp_path_factory.mktemp("written") / "recipe.yaml"
     path.write_text(recipe.to_yaml(), encoding="utf-8", newline="\n")
     assert load_recipe(path) == recipe

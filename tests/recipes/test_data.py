@@ -68,8 +68,8 @@ def test_overrides_that_a_token_file_needs_are_accepted_by_it():
     chosen = DataSettings(
         source="owner/set", config="c", split="all", max_documents=9, streaming=True, append_eos=False
     )
-    told = chosen.reset_text()
-    assert set(told) == {
+    overrides = chosen.reset_text()
+    assert set(overrides) == {
         "data.config=null", 'data.split="train"', "data.max_documents=null", "data.streaming=false",
         "data.append_eos=true",
     }  # fmt: skip

@@ -53,11 +53,11 @@ def test_an_override_changes_adds_or_takes_out_a_variant(write):
     variants = load_pretrain_or_study(write(STUDY), changes).variants
     assert list(variants) == ["linear", "wide", "new"]
     assert variants["wide"].training["lr"] == 0.5
-    for override, said in (
+    for override, message in (
         ("variants.wide.trainin.lr=1", "unknown key 'variants.wide.trainin' (did you mean 'training'?)"),
         ("variants.wid.training.lr=1", "unknown key 'wid' (did you mean 'wide'?)"),
     ):
-        assert said in refused(write(STUDY), override, load=load_pretrain_or_study)
+        assert message in refused(write(STUDY), override, load=load_pretrain_or_study)
 
 
 def test_a_rate_that_tuning_replaces_is_refused(write):

@@ -68,7 +68,7 @@ def test_margins_are_by_task_and_measure():
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "message"),
     [
         ({"questions": {"gain": {"on": "held_out_text"}}}, "questions.gain.on is 'held_out_text'.*data.held_out takes"),
         ({"questions": {"gain": {"on": "wikitxt"}}}, "not among evaluation.tasks .did you mean 'wikitext'"),
@@ -82,8 +82,8 @@ def test_margins_are_by_task_and_measure():
         ({"margin": {"wikitext": 0}}, "greater than 0"),
     ],
 )
-def test_a_mistake_is_one_line(sections, said):
-    with pytest.raises(ValidationError, match=said):
+def test_a_mistake_is_one_line(sections, message):
+    with pytest.raises(ValidationError, match=message):
         read(**sections)
 
 

@@ -42,7 +42,7 @@ def test_texts_are_read_as_the_training_text_is():
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "message"),
     [
         ({"model": {"name": "gpt2"}, "retention": {}}, "retention.texts names no text"),
         ({"retention": {"texts": {"a/b": {"source": "x.txt"}}}}, "retention.texts.a/b becomes a file"),
@@ -63,10 +63,10 @@ def test_texts_are_read_as_the_training_text_is():
         ({"rewind": [0.5, 0.5], "retention": {}}, "rewind lists 0.5 twice"),
     ],
 )
-def test_contradictions_are_refused(sections, said):
+def test_contradictions_are_refused(sections, message):
     with pytest.raises(ValidationError) as error:
         read(**sections)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_trials_of_tuning_and_parts_of_a_recipe_stay_valid():

@@ -62,9 +62,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "said"), BAD)
-def test_a_mistake_is_one_line(overrides, said):
-    assert re.search(said, refused("quickstart", *overrides))
+@pytest.mark.parametrize(("overrides", "message"), BAD)
+def test_a_mistake_is_one_line(overrides, message):
+    assert re.search(message, refused("quickstart", *overrides))
 
 
 def test_a_recipe_without_tuning_can_be_tuned_and_the_reverse():

@@ -26,8 +26,8 @@ def test_a_report_puts_each_patchs_results_in_its_card(run_dir):
     first, second = ((folder / "README.md").read_text() for folder in folders)
     assert "| tinyworld_cloze | acc | 400 | 40.0 % | 41.0 % | +1.5 [−2.6, 5.6] points | not decided |" in first
     assert "| 42.0 % |" in second
-    for said in ("tinyworld/shifted, 2,000 documents", "Trained parameters: 81,920", "Seed: 0", "Batch plan, seed 0"):
-        assert said in first
+    for text in ("tinyworld/shifted, 2,000 documents", "Trained parameters: 81,920", "Seed: 0", "Batch plan, seed 0"):
+        assert text in first
     assert "Batch plan, seed 1" not in first
     assert "lora has 2.4 % more trainable parameters" in first
 
@@ -45,5 +45,5 @@ def test_the_card_of_a_run_has_answer_table_and_how_to_load(results):
     card = run_card(results)
     assert card.startswith("---\nlibrary_name: peft\n")
     assert all(
-        said in card for said in ("pre_projection_skip beats lora", "| lora | 41.5 % |", "is a LoRA", "load_patch")
+        text in card for text in ("pre_projection_skip beats lora", "| lora | 41.5 % |", "is a LoRA", "load_patch")
     )

@@ -39,12 +39,12 @@ COMPARED = sorted(path.parent for path in RESULTS.glob("**/results.json") if '"k
 
 @pytest.mark.parametrize("folder", COMPARED, ids=lambda path: path.relative_to(RESULTS).as_posix())
 def test_every_committed_difference_follows_from_the_documents(folder):
-    def place(one):
+    def key_of(one):
         return one.method, one.reference, one.task, one.metric
 
     computed, results = compare_again(folder), load_results(folder)
-    again = {place(one): one for one in computed.comparisons}
-    committed = {place(one): one for one in results.comparisons}
+    again = {key_of(one): one for one in computed.comparisons}
+    committed = {key_of(one): one for one in results.comparisons}
     assert again
     assert again.keys() == committed.keys()
     for key, one in committed.items():

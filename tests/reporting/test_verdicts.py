@@ -177,12 +177,12 @@ def _check_sentences(text, by_pair, results):
     exploratory = re.findall(
         r"- . \*\*Exploratory, (\S+): (better|worse) than (\S+)\*\* – (.*)\.", text.replace("\\", "")
     )
-    said = {
+    outcomes = {
         (part.split(" ")[0], other, task): outcome
         for task, outcome, other, rest in exploratory
         for part in rest.split(", ")
     }
-    for key, outcome in said.items():
+    for key, outcome in outcomes.items():
         assert by_pair[key]["outcome"] == outcome
     differing = {key for key, row in by_pair.items() if row["outcome"] in ("better", "worse") and key[1] != "baseline"}
-    assert {key for key in differing if by_pair[key]["question"] == "lora"} <= said.keys()
+    assert {key for key in differing if by_pair[key]["question"] == "lora"} <= outcomes.keys()

@@ -53,18 +53,18 @@ QUERY = [{"type": "nonlinear_query"}]
 LINEAR = [{"type": "nonlinear_query", "activation": "identity"}]
 
 
-def told(recipe: Recipe, results: dict) -> list[str]:
+def cautions_of(recipe: Recipe, results: dict) -> list[str]:
     return list(comparison_cautions(recipe, ComparisonResults.model_validate({"name": "any", **results})))
 
 
 def test_a_fair_comparison_needs_no_caution():
     recipe = make_recipe({"pre": PRE, "lora": LORA})
-    assert told(recipe, make_results({"baseline": 0, "pre": 1000, "lora": 1010})) == []
+    assert cautions_of(recipe, make_results({"baseline": 0, "pre": 1000, "lora": 1010})) == []
 
 
 def test_sizes_that_differ_by_more_than_a_hundredth_are_named_with_their_ratio():
     recipe = make_recipe({"pre": PRE, "lora": LORA})
-    (caution,) = told(recipe, make_results({"baseline": 0, "pre": 17694720, "lora": 26542080}))
+    (caution,) = cautions_of(recipe, make_results({"baseline": 0, "pre": 17694720, "lora": 26542080}))
     assert all(part in caution for part in ("lora", "26,542,080", "pre", "17,694,720", "ratio of 1.50", "not match"))
 
 
@@ -72,23 +72,23 @@ def test_a_control_that_is_smaller_by_design_is_no_mismatch_but_a_linear_one_is(
     methods = {"query": QUERY, "linear": LINEAR, "temperature": [{"type": "query_temperature"}]}
     methods |= {"skip": [{**PRE[0], "content_skip": True}], "alone": [{**PRE[0], "expansion": 0, "content_skip": True}]}
     sizes = {"baseline": 0, "query": 1000, "linear": 500, "temperature": 8, "skip": 3500, "alone": 1000}
-    (caution,) = told(make_recipe(methods), make_results(sizes))
+    (caution,) = cautions_of(make_recipe(methods), make_results(sizes))
     assert all(part in caution for part in ("linear has 500 ", "query"))
 
 
 def test_lost_updates_are_named_below_nine_tenths():
     recipe = make_recipe({"pre": PRE})
-    (caution,) = told(recipe, make_results({"baseline": 0, "pre": 9}, survival=0.41))
+    (caution,) = cautions_of(recipe, make_results({"baseline": 0, "pre": 9}, survival=0.41))
     assert "pre: as little as 41%" in caution
-    assert told(recipe, make_results({"baseline": 0, "pre": 9}, survival=0.9)) == []
+    assert cautions_of(recipe, make_results({"baseline": 0, "pre": 9}, survival=0.9)) == []
 
 
 def test_half_precision_is_named():
     recipe = make_recipe({"pre": PRE}, seeds=[3], trainable_dtype="bfloat16")
-    (dtype,) = told(recipe, make_results({"baseline": 0, "pre": 9}, n=999))
+    (dtype,) = cautions_of(recipe, make_results({"baseline": 0, "pre": 9}, n=999))
     assert "bfloat16" in dtype
     recipe = make_recipe({"pre": PRE}, trainable_dtype="bfloat16", trainable_dtypes={"lora": "float32"})
-    (dtype,) = told(recipe, make_results({"baseline": 0, "pre": 1000}))
+    (dtype,) = cautions_of(recipe, make_results({"baseline": 0, "pre": 1000}))
     assert "bfloat16 (lora in float32)" in dtype
 
 
@@ -96,19 +96,19 @@ def test_tasks_without_enough_documents_for_a_test_are_named():
     recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
     for comparison in results["comparisons"]:
         comparison.update(low=None, high=None, p=None, test="none (too few documents)")
-    assert [caution.partition(": ")[2] for caution in told(recipe, results)] == ["cloze."]
+    assert [caution.partition(": ")[2] for caution in cautions_of(recipe, results)] == ["cloze."]
     for comparison in results["comparisons"]:
         comparison.update(clusters={"column": "kind", "groups": 4}, test="none (too few groups)")
-    assert [caution.partition(": ")[2] for caution in told(recipe, results)] == ["cloze (4 groups of kind)."]
+    assert [caution.partition(": ")[2] for caution in cautions_of(recipe, results)] == ["cloze (4 groups of kind)."]
 
 
 def test_the_literal_form_several_commits_and_products_in_fp32_are_named():
     recipe = make_recipe({"query": [{"type": "nonlinear_query", "form": "literal"}]})
     results = make_results({"baseline": 0, "query": 9})
-    assert told(recipe, {**results, "provenance": {"matmul": "bf16"}}) == []
+    assert cautions_of(recipe, {**results, "provenance": {"matmul": "bf16"}}) == []
     results["methods"]["query"] |= {"form": form_of(recipe.methods["query"])}
     results["methods"]["query"]["runs"]["0"]["commit"] = None
-    literal, products, commits = told(recipe, {**results, "provenance": {"matmul": "fp32"}})
+    literal, products, commits = cautions_of(recipe, {**results, "provenance": {"matmul": "fp32"}})
     assert "literal" in literal
     assert products.startswith("Matrix products: of bfloat16 weights in float32")
     assert "abc, unknown" in commits
@@ -127,30 +127,31 @@ def test_updates_left_out_and_early_stops_are_named_with_their_seed():
     recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
     train = results["methods"]["pre"]["runs"]["0"]["train"]
     train.update(skipped_steps=3, stopped_early=True, steps=40)
-    left_out, early = told(recipe, results)
+    left_out, early = cautions_of(recipe, results)
     assert left_out.startswith("pre, seed 0: 3 updates")
     assert re.match("pre, seed 0: .* 40 steps", early)
     train.update(skipped_steps=1)
-    assert told(recipe, results)[0].startswith("pre, seed 0: 1 update was left out")
+    assert cautions_of(recipe, results)[0].startswith("pre, seed 0: 1 update was left out")
 
 
 def test_rates_that_were_not_tuned_are_named_and_best_ones_at_an_edge():
     recipe = make_recipe({"pre": PRE, "lora": LORA})
     untuned = {**make_results({"baseline": 0, "pre": 1000, "lora": 1000}), "training": {"lr": 1e-3}}
-    assert told(recipe, untuned) == ["All methods at one rate (0.001), which may favour some."]
+    assert cautions_of(recipe, untuned) == ["All methods at one rate (0.001), which may favour some."]
     choices = {
         "pre": {"values": {"lr": 0.1}, "loss": 1.5, "trials": 2, "edge": "highest"},
         "lora": {"values": {"lr": 0.01}, "loss": None, "trials": 2, "edge": "lowest"},
     }
     tuning = {"seed": 1000, "steps": 9, "learning_rates": [0.01, 0.1], "chosen": choices}
-    edge, lost = told(recipe, {**untuned, "tuning": tuning})
+    edge, lost = cautions_of(recipe, {**untuned, "tuning": tuning})
     assert re.match("pre: .* 0.1, is the highest of the 2 ", edge)
     assert lost.startswith("lora: all 2 trials")
     in_memory = {**choices, "lora": {**choices["lora"], "loss": math.inf}}
-    assert told(recipe, {**untuned, "tuning": {**tuning, "chosen": in_memory}})[1].startswith("lora: all 2 trials")
+    diverged = {**untuned, "tuning": {**tuning, "chosen": in_memory}}
+    assert cautions_of(recipe, diverged)[1].startswith("lora: all 2 trials")
     choices["lora"] |= {"loss": 1.0, "edge": None}
     trial = {"method": "lora", "seed": 1000, "values": {"lr": 0.01}, "commit": "other"}
-    (_, caution) = told(recipe, {**untuned, "tuning": {**tuning, "trials": [trial]}})
+    (_, caution) = cautions_of(recipe, {**untuned, "tuning": {**tuning, "trials": [trial]}})
     assert "abc, other" in caution
 
 
@@ -158,7 +159,7 @@ def test_a_base_that_is_lost_where_rows_begin_inside_documents_is_named():
     recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
     scores = results["methods"]["baseline"]["runs"]["0"]["evaluation"]
     scores["cloze"]["starts"] = {"documents": 4.0, "inside": 5.9}
-    assert told(recipe, results) == []
+    assert cautions_of(recipe, results) == []
     scores["cloze"]["starts"] = {"documents": 4.0, "inside": 6.1}
-    (caution,) = told(recipe, results)
+    (caution,) = cautions_of(recipe, results)
     assert all(part in caution for part in ("cloze", "4.00", "6.10", "start token"))

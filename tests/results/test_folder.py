@@ -35,7 +35,7 @@ def test_the_baseline_has_no_parts_and_verdicts_follow_from_comparisons(build, r
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (None, "no run here"),
         ("[]", "not a JSON object"),
@@ -49,10 +49,10 @@ def test_the_baseline_has_no_parts_and_verdicts_follow_from_comparisons(build, r
         ('{"schema": 2, "kind": "comparison", "name": "x", "methods": 3}', "methods is 3"),
     ],
 )
-def test_a_folder_without_readable_results_is_one_line(tmp_path, content, said):
+def test_a_folder_without_readable_results_is_one_line(tmp_path, content, message):
     if content is not None:
         (tmp_path / "results.json").write_text(content)
-    with pytest.raises(HfpatchError, match=said) as caught:
+    with pytest.raises(HfpatchError, match=message) as caught:
         load_results(tmp_path)
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)

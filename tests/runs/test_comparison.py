@@ -331,7 +331,7 @@ def test_grouped_lines_are_decided_by_hand(model_folder, tmp_path, no_report):
     )
     compare(recipe, tmp_path / "out")
     results = load_results(tmp_path / "out")
-    assert [(each.method, each.other, each.task) for each in results.primary] == [
+    assert [(verdict.method, verdict.other, verdict.task) for verdict in results.primary] == [
         ("pre_projection", "lora", "held_out_text"),
         ("small", "lora", "held_out_text"),
     ]

@@ -101,9 +101,9 @@ def test_a_refusal_of_the_hub_is_one_line(hub, run, reach, capsys):
     hub.refusal = "you may not"
     reach(hub.address)
     assert main(["push", str(run), "--to", "me/run"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("hfpatch: error: me/run: the hub refused the upload (")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("hfpatch: error: me/run: the hub refused the upload (")
+    assert printed.count("\n") == 1
     assert hub.seen
 
 
@@ -144,8 +144,8 @@ def test_one_method_stands_at_the_top_ready_to_be_loaded(run):
     assert json.loads(files["patch.json"])["base"]["name"] == "my-base"
     card = files["README.md"].read_text()
     assert "/home/someone" not in card
-    for said in ("lora on my-base", "## Data", "42.0 %", "+1.5 [−2.6, 5.6] points", "Seed: 1"):
-        assert said in card
+    for text in ("lora on my-base", "## Data", "42.0 %", "+1.5 [−2.6, 5.6] points", "Seed: 1"):
+        assert text in card
 
 
 def test_the_first_seed_is_the_lowest(run):

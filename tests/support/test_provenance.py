@@ -55,5 +55,5 @@ def test_provenance_is_complete_and_time_adds_up():
     assert 100 <= facts["wall_s"] < 160
     assert facts["python"] == ".".join(str(part) for part in sys.version_info[:3])
     assert facts["threads"] == torch.get_num_threads()
-    own = {"commit", "dirty", "command", "started", "wall_s", "threads", "versions"}
-    assert set(facts) == own | {"python", "processor", "platform", "device"}
+    of_run = {"commit", "dirty", "command", "started", "wall_s", "threads", "versions"}
+    assert set(facts) == of_run | {"python", "processor", "platform", "device"}

@@ -116,8 +116,8 @@ def test_the_twin_of_a_model_from_scratch_has_its_query_paths(case, settings):
         model = build_scratch(make_config(case, **wide[case]), ScratchSettings(**settings))
     made = twin(model.config)
     assert type(made) is type(model)
-    own, small = (m.config.hfpatch_scratch["settings"] for m in (model, made))
-    assert {**small, "query": {**small["query"], "rank": 0}} == {**own, "query": {**own["query"], "rank": 0}}
+    full, small = (m.config.hfpatch_scratch["settings"] for m in (model, made))
+    assert {**small, "query": {**small["query"], "rank": 0}} == {**full, "query": {**full["query"], "rank": 0}}
     assert size(made) < PARAMETERS
     paths = [[(n, type(p)) for n, p in m.named_modules() if ".paths." in n] for m in (model, made)]
     assert paths[0] == paths[1]

@@ -61,15 +61,15 @@ def test_a_primary_pair_has_one_sentence_with_its_numbers_and_what_would_decide_
     first, _ = tones_and_sentences(
         asked(0.45, 0.1, p=0.045, tests=2, seed_error=0.1, low=0.01, high=0.89)
     )  # of a perplexity of 19, lower is better
-    tone, said = first
+    tone, sentence = first
     assert tone == "undecided"
-    assert said.startswith(f"{SKIP} is 2.4 % of word perplexity behind lora [−")
-    assert re.search(r"undecided; \d+ seeds.* would decide it", said)
+    assert sentence.startswith(f"{SKIP} is 2.4 % of word perplexity behind lora [−")
+    assert re.search(r"undecided; \d+ seeds.* would decide it", sentence)
     # alone its interval excludes 0, which stands beside it
-    assert "Alone, its 95 % interval [−4.7,\u00a0−0.1] excludes 0" in said  # 0.89 and 0.01 of 19
-    (tone, said), _ = tones_and_sentences(asked(0.3, 0.4, p=0.2, tests=2))
+    assert "Alone, its 95 % interval [−4.7,\u00a0−0.1] excludes 0" in sentence  # 0.89 and 0.01 of 19
+    (tone, sentence), _ = tones_and_sentences(asked(0.3, 0.4, p=0.2, tests=2))
     assert tone == "undecided"
-    assert "excludes 0" not in said
+    assert "excludes 0" not in sentence
 
 
 def test_outcomes_are_said_as_they_are(asked):
@@ -80,24 +80,24 @@ def test_outcomes_are_said_as_they_are(asked):
     assert [tone for tone, _ in tones_and_sentences(worse)] == ["worse"]
     assert "no method is shown to be better than lora" in lead(worse)
     same = asked(0.05, 0.1, p=0.5, margin=0.6)
-    ((tone, said),) = tones_and_sentences(same)
+    ((tone, sentence),) = tones_and_sentences(same)
     assert tone == "same"
-    assert said.endswith(f"equivalent within {100 * 0.6 / 19:g} %.")
+    assert sentence.endswith(f"equivalent within {100 * 0.6 / 19:g} %.")
 
 
 def test_one_seed_decides_nothing_and_says_so(asked):
     one = asked(-2.0, 0.2, errors=[[0.1, 100]], seeds=1)
-    ((tone, said),) = tones_and_sentences(one)
+    ((tone, sentence),) = tones_and_sentences(one)
     assert tone == "undecided"
-    assert "(one seed)" in said
-    assert "would decide" not in said
-    assert said.count("[") == 1  # the plain interval of the only pair is that of its outcome
+    assert "(one seed)" in sentence
+    assert "would decide" not in sentence
+    assert sentence.count("[") == 1  # the plain interval of the only pair is that of its outcome
 
 
 def test_what_is_kept_has_sentences_too_and_many_pairs_one_for_each_outcome(asked, raw, build):
     results = asked(2.0, 0.2, keep=[SKIP, "lora"])
     assert "both together in at most 10 %" in list(uncovered(results))[-1]
-    assert not any("both together" in said for said in uncovered(asked(2.0, 0.2)))
+    assert not any("both together" in text for text in uncovered(asked(2.0, 0.2)))
     assert [finding.subject for finding in sentences(results).items] == [SKIP, SKIP, "lora"]
     assert rows(results)[SKIP][f"keeps {CLOZE}"].startswith("kept")
     gain, kept, *_ = [finding.subject for finding in sentences(asked(2.0, 0.2, keep=[SKIP, "lora"] * 3)).items]
@@ -139,7 +139,7 @@ def test_what_was_not_tested_says_why_once_and_secondary_findings_follow(asked):
     assert why in first[1]
     assert f"{SKIP} −2.63 %" in first[1]
     assert [tone for tone, _ in others] == ["better", "better"]
-    assert all(said.startswith("Exploratory, ") for _, said in others)
+    assert all(sentence.startswith("Exploratory, ") for _, sentence in others)
     assert rows(results)[SKIP]["against lora"] == "not tested, −2.63 %"
 
 
@@ -257,12 +257,12 @@ def test_what_diverged_is_said(build, raw):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "said"), [(1, "Seeds: one"), (2, "t is 12.7"), (4, "t is 3.2"), (5, "A seed decides")]
+    ("seeds", "start"), [(1, "Seeds: one"), (2, "t is 12.7"), (4, "t is 3.2"), (5, "A seed decides")]
 )
-def test_noise_that_the_intervals_do_not_cover_is_named(build, raw, seeds, said):
+def test_noise_that_the_intervals_do_not_cover_is_named(build, raw, seeds, start):
     for pair in raw["comparisons"]:
         pair["seeds"] = seeds
-    assert said in next(uncovered(build(raw)))
+    assert start in next(uncovered(build(raw)))
 
 
 def test_no_verdict_is_compared_with_all_others(tmp_path, monkeypatch):

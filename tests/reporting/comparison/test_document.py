@@ -23,4 +23,4 @@ def test_what_is_absent_is_named(build, raw):
 
 def test_runs_of_another_comparison_are_named(run_dir, results):
     (run_dir / "runs" / "stranger" / "seed-0").mkdir(parents=True)
-    assert any(said.startswith("runs/stranger: ") for said in read_material("", run_dir, results).missing)
+    assert any(text.startswith("runs/stranger: ") for text in read_material("", run_dir, results).missing)

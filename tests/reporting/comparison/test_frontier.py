@@ -76,7 +76,7 @@ def line_of(results, method):
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "expected"),
     [
         ("ahead", "reaches lora's gain with 0.1 times its parameters [0.05, 0.2]; is ahead of lora at every budget"),
         ("behind", "reaches lora's gain with 10 times its parameters [5, 20]; is behind lora at every budget"),
@@ -84,9 +84,9 @@ def line_of(results, method):
         ("lora", "is what the others are compared with"),
     ],
 )
-def test_one_sentence_a_method(method, said):
+def test_one_sentence_a_method(method, expected):
     results = frontier_example()
-    assert sentence(results, line_of(results, method)) == said
+    assert sentence(results, line_of(results, method)) == expected
 
 
 def test_where_the_better_method_changes_is_said_where_all_is_found():

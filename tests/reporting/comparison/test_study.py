@@ -110,11 +110,11 @@ def test_a_study_speaks_of_variants(tmp_path):
     raw = study()
     raw["comparisons"] = [difference("nonlinear", 0.0), difference("identity", 0.0)]
     raw["complete"] = False
-    said = markdown(document_of(ComparisonResults.model_validate(raw)))
-    assert "no variant is shown to be better" in said
-    assert "the same hfpatch pretrain with --resume" in said
+    report = markdown(document_of(ComparisonResults.model_validate(raw)))
+    assert "no variant is shown to be better" in report
+    assert "the same hfpatch pretrain with --resume" in report
     tables = write_report(write_run(tmp_path, raw, curves=False)).tex.read_text()
-    for text in (said, tables):
+    for text in (report, tables):
         assert not re.search(r"\bmethods?\b|\bLoRA|\bthe base\b|\bfrozen\b", text, re.IGNORECASE)
 
 
