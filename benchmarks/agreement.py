@@ -59,11 +59,11 @@ def earlier_rows(out: Path | None) -> list[dict[str, Any]]:
 
     if out is None or not out.is_file():
         return []
-    found = read_json(out)
-    there, here = found["provenance"]["commit"], checkout_state()[0]
+    earlier = read_json(out)
+    there, here = earlier["provenance"]["commit"], checkout_state()[0]
     if there != here:
         raise SystemExit(f"{out}: made at commit {there}, this is {here}; choose another --out")
-    rows: list[dict[str, Any]] = found["rows"]
+    rows: list[dict[str, Any]] = earlier["rows"]
     return rows
 
 

@@ -66,14 +66,14 @@ def main() -> None:
     from hfpatch.support.provenance import Clock, provenance
 
     clock = Clock()
-    found = {
+    measured = {
         "settings": {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()},
         "scoring": [measure(arguments, shape, task) for shape in arguments.shapes for task in arguments.tasks],
         "start": start_times(arguments.rounds) if arguments.start and arguments.device == "cpu" else [],
     }
-    report(found)
+    report(measured)
     if arguments.out:
-        write_json(arguments.out, {"provenance": provenance(clock), **found})
+        write_json(arguments.out, {"provenance": provenance(clock), **measured})
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -278,11 +278,11 @@ def bound_operations(model: Any, tokenizer: Any, requests: list[Any]) -> float:
     linear = (module for module in model.base_model.modules() if isinstance(module, nn.Linear | Conv1D))
     body = sum(module.weight.numel() for module in linear)
     tokens = sum(len(tree) for tree in trees)
-    seen = sum(depth + 1 for tree in trees for depth in tree.depths)
+    attended = sum(depth + 1 for tree in trees for depth in tree.depths)
     scored = sum(len({node for _, nodes in tree.scored for node in nodes}) for tree in trees)
     config = model.config
     width = config.num_attention_heads * (getattr(config, "head_dim", None) or 0) or config.hidden_size
-    attention = 4 * width * config.num_hidden_layers * seen
+    attention = 4 * width * config.num_hidden_layers * attended
     return float(2 * body * tokens + attention + 2 * config.hidden_size * config.vocab_size * scored)
 
 
@@ -290,7 +290,7 @@ def compare(seconds: dict[str, dict[str, list[float]]], operations: float, rates
     """Return the figures by one clock; the best batch size is the one with the smallest median."""
     medians = {name: statistics.median(taken[clock]) for name, taken in seconds.items()}
     best = min((name for name in seconds if name != OWN), key=medians.__getitem__)
-    ratios = [peer / own for peer, own in zip(seconds[best][clock], seconds[OWN][clock], strict=True)]
+    ratios = [peer / ours for peer, ours in zip(seconds[best][clock], seconds[OWN][clock], strict=True)]
     rate = statistics.median(rates[clock])
     return {
         "seconds": medians,
@@ -307,26 +307,26 @@ def agreement(ours: Sequence[tuple[float, bool]], theirs: Sequence[tuple[float, 
     """Return how far two scorers' answers are apart."""
     pairs = list(zip(ours, theirs, strict=True))
     return {
-        "largest_difference": max(abs(own - other) for (own, _), (other, _) in pairs),
-        "largest_excess": max(abs(own - other) - 1e-4 - 1e-6 * abs(other) for (own, _), (other, _) in pairs),
-        "other_greedy_decisions": sum(own != other for (_, own), (_, other) in pairs),
+        "largest_difference": max(abs(value - other) for (value, _), (other, _) in pairs),
+        "largest_excess": max(abs(value - other) - 1e-4 - 1e-6 * abs(other) for (value, _), (other, _) in pairs),
+        "other_greedy_decisions": sum(value != other for (_, value), (_, other) in pairs),
     }
 
 
 def distance(answers: Sequence[tuple[float, bool]], exact: Sequence[tuple[float, bool]]) -> dict[str, float]:
     """Return how far answers are from those in float32, and how many greedy decisions differ."""
-    apart = [abs(own - other) for (own, _), (other, _) in zip(answers, exact, strict=True)]
-    decisions = sum(own != other for (_, own), (_, other) in zip(answers, exact, strict=True))
+    apart = [abs(value - other) for (value, _), (other, _) in zip(answers, exact, strict=True)]
+    decisions = sum(value != other for (_, value), (_, other) in zip(answers, exact, strict=True))
     return {"mean": statistics.fmean(apart), "largest": max(apart), "other_greedy_decisions": decisions}
 
 
 def peak_in_own_process(arguments: argparse.Namespace, shape: str, task: str, name: str) -> int:
-    own = ["--shapes" if shape in SHAPES else "--model", shape if shape in SHAPES else arguments.model, "--tasks", task]
-    own += ["--requests", str(arguments.requests), "--peak", name]
-    own += ["--device", arguments.device, "--dtype", arguments.dtype]
+    selected = ["--shapes", shape] if shape in SHAPES else ["--model", arguments.model]
+    selected += ["--tasks", task, "--requests", str(arguments.requests), "--peak", name]
+    selected += ["--device", arguments.device, "--dtype", arguments.dtype]
     options = {"--data-dir": arguments.data_dir, "--tokenizer": arguments.tokenizer, "--threads": arguments.threads}
     given = [text for key, value in options.items() if value for text in (key, str(value))]
-    command = [sys.executable, __file__, *own, *given]
+    command = [sys.executable, __file__, *selected, *given]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **GIVING_BACK})
     return int(json.loads(done.stdout.splitlines()[-1])["peak_bytes"])
 
@@ -366,7 +366,7 @@ def start_times(rounds: int) -> list[dict[str, Any]]:
             begin = time.perf_counter()
             subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
             seconds[name].append(time.perf_counter() - begin)
-    ratios = {name: [own / base for own, base in zip(taken[1:], seconds["torch"][1:], strict=True)]
+    ratios = {name: [value / base for value, base in zip(taken[1:], seconds["torch"][1:], strict=True)]
               for name, taken in seconds.items()}  # fmt: skip
     return [
         {"what": name, "seconds": statistics.median(taken[1:]), "ratio": statistics.median(ratios[name])}
@@ -374,10 +374,10 @@ def start_times(rounds: int) -> list[dict[str, Any]]:
     ]
 
 
-def report(found: dict[str, Any]) -> None:
+def report(measured: dict[str, Any]) -> None:
     head = f"{'shape':<15}{'task':<18}{'clock':<6}{'best peer':<10}{'times faster':>24}{'/ bound':>9}{'memory':>22}"
     print(head)
-    for row in found["scoring"]:
+    for row in measured["scoring"]:
         for clock in CLOCKS:
             figures = row[clock]
             ratio = f"{figures['times_faster']:.2f} [{figures['lowest']:.2f}, {figures['highest']:.2f}]"
@@ -388,15 +388,15 @@ def report(found: dict[str, Any]) -> None:
         print(f"      agreement: {row['agreement']}; of lm-eval's with itself: {row['agreement_of_peers']}")
         for name, values in row.get("distance_to_float32", {}).items():
             print(f"      {name} from float32: {values}")
-    for row in found["start"]:
+    for row in measured["start"]:
         print(f"{row['what']:<42}{row['seconds']:>7.2f} s {row['ratio']:>6.2f} x import torch")
 
 
 def memory(row: dict[str, Any]) -> str:
     if "peak_bytes" not in row:
         return ""
-    own, peer = (row["peak_bytes"][name] / 2**20 for name in (OWN, peer_name(PEER_OF_MEMORY)))
-    return f"{own:.0f} of {peer:.0f} MiB ({peer / own:.1f}x)"
+    ours, peer = (row["peak_bytes"][name] / 2**20 for name in (OWN, peer_name(PEER_OF_MEMORY)))
+    return f"{ours:.0f} of {peer:.0f} MiB ({peer / ours:.1f}x)"
 
 
 if __name__ == "__main__":

@@ -74,21 +74,21 @@ Measurement = tuple[str, Callable[[], dict[str, Any]]]
 def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(options.threads)
-    clock, found = Clock(), list[dict[str, Any]]()
+    clock, rows = Clock(), list[dict[str, Any]]()
     ends = time.perf_counter() + 60 * options.minutes
     for name, measure in measurements(options, ends):
         began = time.perf_counter()
         made = {"skipped": "no time was left"} if began >= ends else tried(measure)
-        found.append({"name": name, **made, "took_s": round(time.perf_counter() - began, 1)})
+        rows.append({"name": name, **made, "took_s": round(time.perf_counter() - began, 1)})
         settings = {key: str(value) for key, value in vars(options).items()}
         facts = {"provenance": provenance(clock), "device": device_facts(options), "settings": settings}
-        write_json(options.out / "gpu.json", {**facts, "measurements": found})
-        print(json.dumps(found[-1]), flush=True)
+        write_json(options.out / "gpu.json", {**facts, "measurements": rows})
+        print(json.dumps(rows[-1]), flush=True)
         training.give_back_memory()
     if options.readme is not None:
         text = options.readme.read_text(encoding="utf-8")
         before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-        write_text(options.readme, "".join([before, BEGIN, "\n", table(facts, found), END, after]))
+        write_text(options.readme, "".join([before, BEGIN, "\n", table(facts, rows), END, after]))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -185,13 +185,13 @@ def score(options: argparse.Namespace, shape: str, task: str, ends: float) -> di
                 evaluation.take(seconds[name], partial(scorer, requests))
     wall = {name: taken["wall"] for name, taken in seconds.items()}
     tokens = sum(len(tokenizer(a + b)["input_ids"]) for a, b in (request.args for request in requests))
-    own = wall[evaluation.OWN]
+    ours = wall[evaluation.OWN]
     least = evaluation.bound_operations(model, tokenizer, requests) / matrix_rate(model.device, model.dtype)
     return {
         "kind": "scoring", "shape": shape, "task": task, "requests": len(requests), "tokens": tokens, "seconds": wall,
         "tokens_per_s": {name: tokens / statistics.median(taken) for name, taken in wall.items()},
         "share_of_dense_rate": {name: least / statistics.median(taken) for name, taken in wall.items()},
-        "times_faster": {name: training.ratio(taken, own) for name, taken in wall.items() if taken is not own},
+        "times_faster": {name: training.ratio(taken, ours) for name, taken in wall.items() if taken is not ours},
     }  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def train(
         "kind": "training", "shape": shape, "liger": liger, "tokens": data.tokens, "seconds": seconds,
         "mfu": {name: data.tokens * flops_per_token(models[name]) / medians[name] / rate for name in seconds},
         "tokens_per_s": {name: data.tokens / median for name, median in medians.items()},
-        "extra_bytes": {name: each.extra for name, each in memory.items()},
+        "extra_bytes": {name: measurer.extra for name, measurer in memory.items()},
         "trainable": {name: patch_summary(model).trainable for name, model in models.items()},
         "ratio_to_lora": {name: training.ratio(seconds[name], seconds[LORA]) for name in variants},
     }  # fmt: skip
@@ -309,17 +309,17 @@ class ProfiledStep(TrainerCallback):
             self.run.stop()
 
 
-def table(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
+def table(facts: dict[str, Any], measured: list[dict[str, Any]]) -> str:
     """Return the measurements in Markdown."""
     device, rate = facts["device"].get("name", "cpu"), facts["device"]["dense_bf16_rate"]
     lines = [f"On {device}, dense bf16 {rate / 1e12:.3g} TFLOP/s, at commit {facts['provenance']['commit']}:", ""]
     lines += ["| scoring | tokens/s | share of the dense rate | hfpatch's speed over it |", "|---|---|---|---|"]
-    for row in (each for each in found if each.get("kind") == "scoring"):
+    for row in (row for row in measured if row.get("kind") == "scoring"):
         for name, speed in row["tokens_per_s"].items():
             figures = f"{speed:,.0f} | {row['share_of_dense_rate'][name]:.1%} | {spread(row['times_faster'].get(name))}"
             lines.append(f"| {row['shape']}, {row['task']}, {name} | {figures} |")
     lines += ["", "| training | MFU | peak above the model | step over LoRA's |", "|---|---|---|---|"]
-    for row in (each for each in found if each.get("kind") == "training"):
+    for row in (row for row in measured if row.get("kind") == "training"):
         for name, share in row["mfu"].items():
             memory = f"{row['extra_bytes'][name] / 2**20:,.0f} MiB"
             what = f"{row['name'].removeprefix('training ')}, {name}"
@@ -329,18 +329,20 @@ def table(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
         "| profile | seconds | GPU computes | launches | host waits | longest kinds |",
         "|---|---|---|---|---|---|",
     ]
-    for row in (each for each in found if each.get("kind") == "profile"):
+    for row in (row for row in measured if row.get("kind") == "profile"):
         for what in ("step", "scoring"):
-            each = row[what]
-            kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in list(each["share_of_device"].items())[:4])
-            figures = f"{each['seconds']:.3f} | {each['device_share']:.0%} | {each['launches']:,} | {each['waits']:,}"
+            taken = row[what]
+            kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in list(taken["share_of_device"].items())[:4])
+            figures = (
+                f"{taken['seconds']:.3f} | {taken['device_share']:.0%} | {taken['launches']:,} | {taken['waits']:,}"
+            )
             lines.append(f"| {row['shape']}, {what} | {figures} | {kinds} |")
     lines += ["", "| check | result |", "|---|---|"]
-    checks = [each for each in found if "passed" in each]
-    lines += [f"| {each['name'].split(' ', 1)[1]} | {'passed' if each['passed'] else 'FAILED'} |" for each in checks]
-    for each in found:
-        if why := each.get("failed") or each.get("skipped"):
-            lines += ["", f"Not measured: {each['name']} ({why})."]
+    checks = [row for row in measured if "passed" in row]
+    lines += [f"| {row['name'].split(' ', 1)[1]} | {'passed' if row['passed'] else 'FAILED'} |" for row in checks]
+    for row in measured:
+        if why := row.get("failed") or row.get("skipped"):
+            lines += ["", f"Not measured: {row['name']} ({why})."]
     return "\n".join(lines) + "\n"
 
 

@@ -129,24 +129,24 @@ def formula(options: argparse.Namespace) -> dict[str, Any]:
     """Compare what the projections read with x + W_down silu(W_up x), in fp64 from the adapter's own weights."""
     model = make_model(options, smallest(options), torch.float32)
     block = model.base_model.layers[0]
-    seen: dict[str, torch.Tensor] = {}
+    states: dict[str, torch.Tensor] = {}
     patch(model, PreProjectionConfig())
     moved(model)
-    block.input_layernorm.register_forward_hook(lambda module, given, made: seen.update(x=made))
-    block.attention.query_key_value.register_forward_pre_hook(lambda module, given: seen.update(read=given[0]))
+    block.input_layernorm.register_forward_hook(lambda module, given, made: states.update(x=made))
+    block.attention.query_key_value.register_forward_pre_hook(lambda module, given: states.update(read=given[0]))
     model(make_tokens(model))
     up, down = (
         next(value for name, value in block.named_parameters() if f"preproj_{part}" in name).double()
         for part in ("up", "down")
     )
-    x = seen["x"].double()
+    x = states["x"].double()
     expected = x + torch.nn.functional.silu(x @ up.T) @ down.T
-    return close(seen["read"].double(), expected, 1e-3)  # TF32 passes
+    return close(states["read"].double(), expected, 1e-3)  # TF32 passes
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> dict[str, Any]:
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> dict[str, Any]:
     """Return the largest difference over the largest value, and whether it is within a tolerance."""
-    difference = float((found - expected).abs().max() / expected.abs().max())
+    difference = float((actual - expected).abs().max() / expected.abs().max())
     return {"passed": difference <= tolerance, "largest_difference": difference, "tolerance": tolerance}
 
 
@@ -160,7 +160,7 @@ def attention(options: argparse.Namespace) -> dict[str, Any]:
         model.set_attn_implementation(kind)
         logits[kind] = model(tokens, use_cache=False).logits.float()
     compared = {kind: close(logits[kind], logits["eager"], 0.05) for kind in logits}
-    return {"passed": all(each["passed"] for each in compared.values()), **compared}
+    return {"passed": all(result["passed"] for result in compared.values()), **compared}
 
 
 def checkpointing(options: argparse.Namespace) -> dict[str, Any]:
@@ -206,8 +206,8 @@ def agreement(options: argparse.Namespace) -> dict[str, Any]:
     model, tokenizer = make_model(options, smallest(options), torch.float32), make_tokenizer(options)
     requests = make_requests(options, options.tasks[-1])[:64]
     ours, theirs = (evaluation.make_scorer(name, model, tokenizer)(requests) for name in (evaluation.OWN, "hflm-8"))
-    found = evaluation.agreement(ours, theirs)
-    return {"passed": found["largest_excess"] <= 0 and not found["other_greedy_decisions"], **found}
+    apart = evaluation.agreement(ours, theirs)
+    return {"passed": apart["largest_excess"] <= 0 and not apart["other_greedy_decisions"], **apart}
 
 
 CHECKS = (noop, formula, attention, checkpointing, resume, agreement)

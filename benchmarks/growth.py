@@ -107,11 +107,11 @@ def run(arguments: argparse.Namespace) -> None:
     parts = [arguments.part] if arguments.part else list(CURVES)
     kept = json.loads(arguments.json.read_text()) if arguments.json and arguments.json.is_file() else {}
     points = [point for point in ordered(parts) if millions(point) <= arguments.largest]
-    found: dict[Point, dict[str, Any]] = {}
+    measured: dict[Point, dict[str, Any]] = {}
     left_out: dict[Point, str] = {}
     for turn in range(arguments.rounds):
-        for point in points if turn == 0 else list(found):
-            expected = foretold(point, found, left_out) if turn == 0 else MARGIN * found[point]["wall_s"]
+        for point in points if turn == 0 else list(measured):
+            expected = foretold(point, measured, left_out) if turn == 0 else MARGIN * measured[point]["wall_s"]
             if (left := deadline - time.monotonic()) < expected:
                 if turn == 0:
                     left_out[point] = "not enough time left"
@@ -120,21 +120,21 @@ def run(arguments: argparse.Namespace) -> None:
             try:
                 made = in_process(point, arguments, left)
             except (subprocess.SubprocessError, OSError) as error:
-                said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-                print(f"{' '.join(map(str, point))}: {said[-1]}", file=sys.stderr)
+                error_lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+                print(f"{' '.join(map(str, point))}: {error_lines[-1]}", file=sys.stderr)
                 if turn == 0:
                     left_out[point] = type(error).__name__
                 continue
             made["wall_s"] = time.monotonic() - begun
-            if point in found:
-                made["seconds"] = found[point]["seconds"] + made["seconds"]
-                made["peak_bytes"] = min(found[point]["peak_bytes"], made["peak_bytes"])
-            found[point] = made
+            if point in measured:
+                made["seconds"] = measured[point]["seconds"] + made["seconds"]
+                made["peak_bytes"] = min(measured[point]["peak_bytes"], made["peak_bytes"])
+            measured[point] = made
             print(f"{' '.join(map(str, point)):<48}{min(made['seconds']):>9.2f} s{made['peak_bytes'] / 1e6:>9.0f} MB")
             if arguments.json:
-                write(arguments.json, kept, parts, found, left_out, provenance(clock))
+                write(arguments.json, kept, parts, measured, left_out, provenance(clock))
     if arguments.json:
-        write(arguments.json, kept, parts, found, left_out, provenance(clock))
+        write(arguments.json, kept, parts, measured, left_out, provenance(clock))
     for point, why in left_out.items():
         print(f"not measured: {' '.join(map(str, point))} ({why})")
 
@@ -153,16 +153,16 @@ def millions(point: Point) -> float:
     return float(point.at[:-1]) * (1000 if point.at.endswith("b") else 1)
 
 
-def foretold(point: Point, found: dict[Point, dict[str, Any]], left_out: dict[Point, str]) -> float:
+def foretold(point: Point, measured: dict[Point, dict[str, Any]], left_out: dict[Point, str]) -> float:
     """Return the seconds that a point may take: what starting takes, and its curve's last time as its size grows."""
     curve = (point.part, point.curve, point.who)
-    if any((each.part, each.curve, each.who) == curve for each in left_out):
+    if any((other.part, other.curve, other.who) == curve for other in left_out):
         return math.inf
-    same = [each for each in found if (each.part, each.curve, each.who) == curve]
+    same = [other for other in measured if (other.part, other.curve, other.who) == curve]
     if not same:
         return START_S
     last = max(same, key=millions)
-    work = max(0.0, found[last]["wall_s"] - START_S)
+    work = max(0.0, measured[last]["wall_s"] - START_S)
     return MARGIN * (START_S + work * millions(point) / millions(last))
 
 
@@ -180,14 +180,14 @@ def write(
     path: Path,
     kept: dict[str, Any],
     parts: list[str],
-    found: dict[Point, dict[str, Any]],
+    measured: dict[Point, dict[str, Any]],
     left_out: dict[Point, str],
     made_by: dict[str, Any],
 ) -> None:
     """Write all points, and those of other parts that the file had."""
     from hfpatch.support.files import write_json
 
-    rows = [{**point._asdict(), **values} for point, values in found.items()]
+    rows = [{**point._asdict(), **values} for point, values in measured.items()]
     missing = [{**point._asdict(), "why": why} for point, why in left_out.items()]
     every = [*(row for row in kept.get("points", ()) if row["part"] not in parts), *rows]
     report = {
@@ -251,7 +251,7 @@ def measure(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def watched(found: dict[str, Any]) -> Iterator[None]:
+def watched(measured: dict[str, Any]) -> Iterator[None]:
     """Add the CPU seconds of a block to those of a point, and its peak memory above what lies in memory before."""
     from training import give_back_memory
 
@@ -261,8 +261,8 @@ def watched(found: dict[str, Any]) -> Iterator[None]:
     reset_peak_memory()
     memory, begun = resident_memory_bytes(), time.process_time()
     yield
-    found["seconds"] = [time.process_time() - begun]
-    found["peak_bytes"] = peak_memory_bytes() - memory
+    measured["seconds"] = [time.process_time() - begun]
+    measured["peak_bytes"] = peak_memory_bytes() - memory
 
 
 def make_model(shape: str, dtype: str) -> Any:
@@ -296,12 +296,12 @@ def measure_scoring(point: Point) -> dict[str, Any]:
         text = " ".join(rng.choices(words, k=min(300, max(10, int(rng.lognormvariate(4.2, 0.6))))))
         asked.append(Instance("loglikelihood", {}, (text, f" {rng.choice(words)}"), 0, ("growth", number, 1)))
     scorer = make_scorer("hfpatch" if point.who == OWN else "hflm-8", model, tokenizer)
-    found = {"x": sum(value.numel() for value in model.parameters()) if of_size else len(asked)}
+    measured = {"x": sum(value.numel() for value in model.parameters()) if of_size else len(asked)}
     with quiet():
         scorer(asked[:16])
-        with watched(found):
+        with watched(measured):
             scorer(asked)
-    return found
+    return measured
 
 
 def measure_training(point: Point) -> dict[str, Any]:
@@ -323,7 +323,7 @@ def measure_training(point: Point) -> dict[str, Any]:
     tokens = np.random.default_rng(0).integers(1, VOCABULARY, length).astype(np.uint16)
     settings = DataSettings(source="made-up", block_size=length)
     blocks = blocks_from_stream(TokenStream(tokens, np.array([length])), settings, pad_token_id=0)
-    found: dict[str, Any] = {"x": parameters if of_size else length}
+    measured: dict[str, Any] = {"x": parameters if of_size else length}
     taken: list[dict[str, Any]] = []
 
     class Steps(TrainerCallback):
@@ -345,7 +345,7 @@ def measure_training(point: Point) -> dict[str, Any]:
     run_variant(
         "lora_ours" if point.who == OWN else "lora", model, settings_of_run, Data(blocks, blocks), steps, Steps()
     )
-    return {**found, "seconds": taken[1]["seconds"], "peak_bytes": taken[2]["peak_bytes"]}
+    return {**measured, "seconds": taken[1]["seconds"], "peak_bytes": taken[2]["peak_bytes"]}
 
 
 def recipe_of(methods: int, seeds: int) -> dict[str, Any]:
@@ -372,19 +372,19 @@ def measure_runs(point: Point, scratch: Path) -> dict[str, Any]:
         many_runs.make_template(template, RUN_DOCUMENTS)
     if not (made / "recipe.yaml").is_file():
         many_runs.make(made, template, values, RUN_DOCUMENTS)
-    found: dict[str, Any] = {"x": methods * seeds}
+    measured: dict[str, Any] = {"x": methods * seeds}
     recipe = Recipe.model_validate(values)
     if point.part == "compare" or not (out / "results.json").is_file():
         shutil.rmtree(out, ignore_errors=True)
-        compare_complete(recipe, made, out, found)
+        compare_complete(recipe, made, out, measured)
     if point.part == "report":
-        with watched(found):
+        with watched(measured):
             write_report(out)
-        found.pop("stages", None)
-    return found
+        measured.pop("stages", None)
+    return measured
 
 
-def compare_complete(recipe: Any, made: Path, out: Path, found: dict[str, Any]) -> None:
+def compare_complete(recipe: Any, made: Path, out: Path, measured: dict[str, Any]) -> None:
     """Compare runs whose files are linked to where training and scoring would leave them; time the stages apart."""
     from hfpatch import reporting
     from hfpatch.runs import compare
@@ -417,10 +417,10 @@ def compare_complete(recipe: Any, made: Path, out: Path, found: dict[str, Any]) 
     Session.set_up = timed("set-up", Session.set_up)
     TrainEvalSession.write_results = timed("results", TrainEvalSession.write_results)
     reporting.write_report = timed("report", reporting.write_report)
-    with watched(found):
+    with watched(measured):
         compare(recipe, out)
-    stages["units"] = found["seconds"][0] - sum(stages.values())
-    found["stages"] = stages
+    stages["units"] = measured["seconds"][0] - sum(stages.values())
+    measured["stages"] = stages
 
 
 def draw(path: Path, readme: Path) -> None:
@@ -482,8 +482,8 @@ def markdown(report: dict[str, Any]) -> str:
     missing: dict[str, list[str]] = {}
     for row in report["not_measured"]:
         missing.setdefault(f"{row['part']} over {row['curve']} by {row['who']}", []).append(f"{row['at']}")
-    said = "; ".join(f"{curve}: {', '.join(sizes)}" for curve, sizes in missing.items())
-    return "\n".join(rows) + "\n" + (f"\nNot measured for lack of time: {said}.\n" if said else "")
+    unmeasured = "; ".join(f"{curve}: {', '.join(sizes)}" for curve, sizes in missing.items())
+    return "\n".join(rows) + "\n" + (f"\nNot measured for lack of time: {unmeasured}.\n" if unmeasured else "")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def take_turns(runs: dict[str, Run], seconds: float) -> dict[str, list[float]]:
                 begin = time.process_time()
                 run()
                 taken[name].append(time.process_time() - begin)
-    return {name: each[1:] for name, each in taken.items()}
+    return {name: passes[1:] for name, passes in taken.items()}
 
 
 def figures(shape: str, what: str, variant: str, seconds: list[float], bare: list[float]) -> dict[str, Any]:

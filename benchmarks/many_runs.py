@@ -83,14 +83,14 @@ def make(out: Path, template: Path, values: dict[str, Any], documents: int) -> N
 
 def _records(path: Path, documents: int) -> list[tuple[str, dict[str, Any]]]:
     """Return the documents of a task: what is the same in all runs, as JSON, and each metric's value."""
-    known = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    found = []
+    templates = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    records = []
     for i in range(documents):
-        record = dict(known[i % len(known)]) | {"doc_id": i}
+        record = dict(templates[i % len(templates)]) | {"doc_id": i}
         record["doc_hash"] = f"{i:08d}{record['doc_hash'][8:]}"
         same = {key: record.pop(key) for key in ("doc_id", "doc_hash", "target", "doc")}
-        found.append((json.dumps(same, ensure_ascii=False)[:-1], record))
-    return found
+        records.append((json.dumps(same, ensure_ascii=False)[:-1], record))
+    return records
 
 
 def _write_run(folder: Path, source: Path, identity: Any, records: Any, steps: int, rng: random.Random) -> None:
@@ -131,7 +131,7 @@ def measure(stage: str, out: Path) -> dict[str, Any]:
     from hfpatch.recipes.comparison import Recipe
     from hfpatch.reporting import write_report
 
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     if stage != "report":
         from hfpatch.runs.results import collect
         from hfpatch.runs.setup import set_up
@@ -139,15 +139,15 @@ def measure(stage: str, out: Path) -> dict[str, Any]:
         from hfpatch.support.provenance import Clock
 
         setup = set_up(Recipe.model_validate(json.loads((out / "recipe.json").read_text())))
-        found["loaded_mb"] = _peak_mb()
+        measured["loaded_mb"] = _peak_mb()
     started, spent = time.perf_counter(), time.process_time()
     if stage == "report":
         write_report(out)
     else:
         results = collect(setup, out, Clock(), complete=stage == "collect")
         write_json(out / "results.json", results.to_json())
-    found |= {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - spent, "peak_mb": _peak_mb()}
-    return found
+    measured |= {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - spent, "peak_mb": _peak_mb()}
+    return measured
 
 
 def _peak_mb() -> float:
@@ -168,19 +168,19 @@ def operations(command: list[str], below: Path) -> dict[str, int]:
     """Return how many file-system operations of each kind a command makes below a folder."""
     log = Path(tempfile.mkstemp(suffix=".strace")[1])
     calls = ",".join(CALLS.values())
-    known = subprocess.run(["strace", "-e", f"trace={calls}", "true"], capture_output=True, text=True)
-    missing = re.findall(r"invalid system call '(\w+)'", known.stderr)  # of other processors
+    probe = subprocess.run(["strace", "-e", f"trace={calls}", "true"], capture_output=True, text=True)
+    missing = re.findall(r"invalid system call '(\w+)'", probe.stderr)  # of other processors
     calls = ",".join(name for name in calls.split(",") if name not in missing)
     tracer = ["strace", "-f", "-y", "-qq", "-o", str(log), "-e", f"trace={calls}"]
     subprocess.run([*tracer, *command], check=True, capture_output=True)
-    kinds, found = {name: kind for kind, names in CALLS.items() for name in names.split(",")}, Counter()
+    kinds, counts = {name: kind for kind, names in CALLS.items() for name in names.split(",")}, Counter()
     with log.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             call = re.match(r"\d+ +(\w+)\(", line)
             if call and str(below) + "/" in line:
-                found[kinds[call[1]]] += 1
+                counts[kinds[call[1]]] += 1
     log.unlink()
-    return dict(found)
+    return dict(counts)
 
 
 def one_run(out: Path) -> dict[str, int]:
@@ -213,17 +213,17 @@ def main() -> None:
         values = recipe_of(options.methods, options.seeds, options.steps)
         make(options.out, options.out / "template", values, options.documents)
     runs = 1 + (options.methods - 1) * options.seeds
-    found: dict[str, Any] = {"runs": runs, "documents": 4 * options.documents, "steps": options.steps}
-    found |= {stage: in_process(stage, options.out) for stage in STAGES}
-    found["results_mb"] = (options.out / "results.json").stat().st_size / 2**20
-    found["report_mb"] = (options.out / "report.html").stat().st_size / 2**20
+    measured: dict[str, Any] = {"runs": runs, "documents": 4 * options.documents, "steps": options.steps}
+    measured |= {stage: in_process(stage, options.out) for stage in STAGES}
+    measured["results_mb"] = (options.out / "results.json").stat().st_size / 2**20
+    measured["report_mb"] = (options.out / "report.html").stat().st_size / 2**20
     if options.count:
         for stage in STAGES:
-            found[stage] |= in_process(stage, options.out, counted=True)
-        found["one_run"] = one_run(options.out)
-    print(json.dumps(found, indent=2))
+            measured[stage] |= in_process(stage, options.out, counted=True)
+        measured["one_run"] = one_run(options.out)
+    print(json.dumps(measured, indent=2))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(measured, indent=2) + "\n")
 
 
 if __name__ == "__main__":

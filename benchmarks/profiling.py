@@ -44,12 +44,12 @@ def profiler() -> torch.profiler.profile:
 
 def seconds_by_kind(run: torch.profiler.profile, seconds: float) -> dict[str, float]:
     """Return the seconds of each kind of operator that ran, of others, and between operators, of ``seconds`` in all."""
-    found = dict.fromkeys((*KINDS, OTHERS), 0.0)
+    by_kind = dict.fromkeys((*KINDS, OTHERS), 0.0)
     for event in run.key_averages():
         matching = (kind for kind, names in KINDS.items() if any(name in event.key for name in names))
-        found[next(matching, OTHERS)] += event.self_cpu_time_total / 1e6
-    between = max(0.0, seconds - sum(found.values()))
-    return {**{kind: taken for kind, taken in found.items() if taken}, BETWEEN: between}
+        by_kind[next(matching, OTHERS)] += event.self_cpu_time_total / 1e6
+    between = max(0.0, seconds - sum(by_kind.values()))
+    return {**{kind: taken for kind, taken in by_kind.items() if taken}, BETWEEN: between}
 
 
 def device_profiler() -> torch.profiler.profile:

@@ -119,7 +119,7 @@ def report(
 ) -> None:
     rows = []
     for name, times in seconds.items():
-        ratios = [own / other for own, other in zip(times, seconds[PEER], strict=True)]
+        ratios = [taken / other for taken, other in zip(times, seconds[PEER], strict=True)]
         rows.append(
             {
                 "variant": name,

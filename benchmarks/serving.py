@@ -214,8 +214,8 @@ def reference(model: Any) -> dict[str, Any]:
     rows, logprobs, tokens, margin = prompts(model.config.vocab_size), [], [], float("inf")
     for row in rows:
         ids = torch.tensor([row])
-        found = model(ids).logits[0].double().log_softmax(-1)
-        logprobs.append(found[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist())
+        log_probs = model(ids).logits[0].double().log_softmax(-1)
+        logprobs.append(log_probs[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist())
         for _ in range(NEW):
             best = model(ids, use_cache=False).logits[0, -1].topk(2)
             margin = min(margin, float(best.values[0] - best.values[1]))
@@ -245,8 +245,8 @@ def rounding(folder: Path, values: dict[str, Any]) -> float:
     for row, expected in zip(values["prompts"], values["logprobs"], strict=True):
         ids = torch.tensor([row])
         with torch.no_grad():
-            found = model(ids).logits[0].double().log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
-        largest = max(largest, float((found - torch.tensor(expected, dtype=torch.float64)).abs().max()))
+            log_probs = model(ids).logits[0].double().log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
+        largest = max(largest, float((log_probs - torch.tensor(expected, dtype=torch.float64)).abs().max()))
     return largest
 
 
@@ -274,8 +274,8 @@ def gather(options: argparse.Namespace) -> None:
             f"{row['cached_tokens']:>7}{row['kv_bytes_per_token']:>11}  {'ok' if row['passed'] else 'FAILED'}"
         )
     for row in speed:
-        found = f"{row['ratio']:.3f} of the bare throughput, where the multiply-adds alone give {row['goal']:.3f}"
-        print(f"{row['case']:<42}{row['mode']:<10}{found}")
+        ratio = f"{row['ratio']:.3f} of the bare throughput, where the multiply-adds alone give {row['goal']:.3f}"
+        print(f"{row['case']:<42}{row['mode']:<10}{ratio}")
     passed = sum(row["passed"] for row in rows)
     print(f"{passed} of {len(rows)} passed")
     if options.json:
@@ -294,7 +294,7 @@ def serve(options: argparse.Namespace) -> None:
     for mode in options.modes.split(","):
         for name in (name for name in chosen(options) if not name.startswith("large-")):
             expected = json.loads((options.folder / name / "reference.json").read_text(encoding="utf-8"))
-            given = {each: value for each, value in expected.items() if each != "key"}
+            given = {entry: value for entry, value in expected.items() if entry != "key"}
             key = fingerprint(options.folder / name / "model", given, mode, made)
             if not is_current(options.folder / name / f"served-{mode}.json", key):
                 work.append((name, mode, options.folder / name, expected, {"versions": made, "key": key}))
@@ -350,12 +350,12 @@ def compare(folder: Path, mode: str, expected: dict[str, Any]) -> dict[str, Any]
     outputs = generate(engine, rows, 1, prompt_logprobs=0)
     largest = 0.0
     for row, output, values in zip(rows, outputs, expected["logprobs"], strict=True):
-        for token, found, value in zip(row[1:], output.prompt_logprobs[1:], values, strict=True):
-            largest = max(largest, abs(found[token].logprob - value))
+        for token, logprobs, value in zip(row[1:], output.prompt_logprobs[1:], values, strict=True):
+            largest = max(largest, abs(logprobs[token].logprob - value))
     generate(engine, rows, NEW)  # fills the cache of prefixes
     outputs = generate(engine, rows, NEW)
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
-    equal = sum(found == value for found, value in zip(tokens, expected["tokens"], strict=True))
+    equal = sum(written == value for written, value in zip(tokens, expected["tokens"], strict=True))
     cached = sum(output.num_cached_tokens or 0 for output in outputs)
     limit = TOLERANCE if mode != "bfloat16" else 2 * expected["bfloat16"]
     passed = largest <= limit and cached > 0 and (equal == len(rows) or mode == "bfloat16")
@@ -392,12 +392,12 @@ def measure(folder: Path, methods: list[str], mode: str, rounds: int, made: dict
     times: dict[str, list[float]] = {name: [] for name in engines}
     walls: dict[str, list[float]] = {name: [] for name in engines}
     draw = random.Random(1)
-    for each in range(rounds + 1):
+    for number in range(rounds + 1):
         rows = [[draw.randrange(3, LARGE["vocab_size"]) for _ in range(PREFILL)] for _ in LENGTHS]
         for name, engine in engines.items():
             before, wall = time.process_time(), time.perf_counter()
             generate(engine, rows, DECODE)
-            if each:  # the first one warms up
+            if number:  # the first one warms up
                 times[name].append(time.process_time() - before)
                 walls[name].append(time.perf_counter() - wall)
     costs = {
@@ -407,8 +407,8 @@ def measure(folder: Path, methods: list[str], mode: str, rounds: int, made: dict
         ratios = [bare / patched for bare, patched in zip(times["bare"], times[method], strict=True)]
         row = {"case": f"large-{method}", "mode": mode, "ratio": statistics.median(ratios), "ratios": ratios}
         row |= {"goal": costs["bare"] / costs[method], "over_goal": row["ratio"] * costs[method] / costs["bare"]}
-        for what, found in (("processor_seconds", times), ("wall_seconds", walls)):
-            row[what] = {name: found[name] for name in ("bare", method)}
+        for what, seconds in (("processor_seconds", times), ("wall_seconds", walls)):
+            row[what] = {name: seconds[name] for name in ("bare", method)}
         tokens = len(LENGTHS) * (PREFILL + DECODE)
         row["tokens_a_second"] = {name: tokens / statistics.median(times[name]) for name in ("bare", method)}
         write(folder / f"throughput-{method}-{mode}.json", row | made)

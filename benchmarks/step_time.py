@@ -89,7 +89,7 @@ def report(seconds: dict[str, list[float]], trainable: dict[str, int], arguments
     peer = seconds[PEER][1:]
     rows = []
     for name, times in seconds.items():
-        ratios = [own / other for own, other in zip(times[1:], peer, strict=True)]
+        ratios = [value / other for value, other in zip(times[1:], peer, strict=True)]
         rows.append(
             {
                 "method": name,

@@ -53,36 +53,36 @@ def main() -> None:
     print_table(list(rows_of(arguments.run, read_json(out))))
 
 
-def command_of(found: dict[str, Any]) -> str:
+def command_of(report: dict[str, Any]) -> str:
     """Return the command that a file names, if it is that of a benchmark."""
-    command = str(provenance_of(found).get("command") or "")
+    command = str(provenance_of(report).get("command") or "")
     return command if (Path(__file__).parent / command.split(" ")[0]).is_file() else ""
 
 
-def provenance_of(found: dict[str, Any]) -> dict[str, Any]:
+def provenance_of(report: dict[str, Any]) -> dict[str, Any]:
     """Return where a file is from; of one that several calls made, where its last rows are from."""
-    made = found.get("provenance", {})
+    made = report.get("provenance", {})
     return dict(made[-1] if isinstance(made, list) else made)
 
 
 def command_again(command: str, out: Path, data_dir: str | None) -> list[str]:
     """Return a committed command with another output, and another folder for the data if there is one."""
     program, *words = shlex.split(command)
-    for place, word in enumerate(words):
-        if words[place - 1] in ("--json", "--out"):
-            words[place] = str(out)
+    for index, word in enumerate(words):
+        if words[index - 1] in ("--json", "--out"):
+            words[index] = str(out)
         elif data_dir and (word == COMMITTED_DATA or word.startswith(f"{COMMITTED_DATA}/")):
-            words[place] = data_dir + word.removeprefix(COMMITTED_DATA)
+            words[index] = data_dir + word.removeprefix(COMMITTED_DATA)
     return [sys.executable, str(Path(__file__).parent / program), *words]
 
 
-def rows_of(name: str, found: dict[str, Any]) -> Iterator[Row]:
+def rows_of(name: str, report: dict[str, Any]) -> Iterator[Row]:
     """Yield the ratios of a file: its name, dtype and place, what was measured, over what, and the ratio."""
-    facts = provenance_of(found)
+    facts = provenance_of(report)
     where = f"{facts.get('processor') or 'unnamed processor'}, {facts.get('threads')} threads"
-    settings = found.get("settings", {})
+    settings = report.get("settings", {})
     numbers = settings.get("autocast") or settings.get("dtype", "float32")
-    for row in found.get("scoring", ()):
+    for row in report.get("scoring", ()):
         cpu, peaks = row["cpu"], row.get("peak_bytes", {})
         what, numbers = f"{row['shape']} {row['task']}", row.get("dtype", numbers)
         yield name, numbers, where, f"{what}: times faster", cpu["best_peer"], spread(cpu, "times_faster")
@@ -91,19 +91,19 @@ def rows_of(name: str, found: dict[str, Any]) -> Iterator[Row]:
             yield name, numbers, where, f"{what}: times less memory", peer, f"{peaks[peer] / peaks['hfpatch']:.1f}"
     shape = Path(settings.get("model") or settings.get("shape", "")).name
     for key, (what, peer) in TRAINING.items():
-        if key in found.get("ratios", {}):
-            yield name, numbers, where, f"{shape} {what}", peer, spread(found["ratios"][key], "median")
-    memory = found.get("memory", {})
+        if key in report.get("ratios", {}):
+            yield name, numbers, where, f"{shape} {what}", peer, spread(report["ratios"][key], "median")
+    memory = report.get("memory", {})
     for peer in (peer for peer in memory if peer != "ours"):
         yield name, numbers, where, f"{shape} peak memory of a step", peer, f"{memory['ours'] / memory[peer]:.2f}"
-    for size, peaks in found.get("extra_bytes", {}).items():
-        where = f"{found['processor']}, {found['threads']} threads"
+    for size, peaks in report.get("extra_bytes", {}).items():
+        where = f"{report['processor']}, {report['threads']} threads"
         share = peaks["ours"] / peaks["published"]
         yield name, numbers, where, f"{size} peak memory of a step", "published", f"{share:.2f}"
-    for what, value in found.get("ratios", {}).items():
+    for what, value in report.get("ratios", {}).items():
         if isinstance(value, float):
             yield name, numbers, where, f"{what}: CPU time", "minimal script", f"{value:.2f}"
-    for row in found.get("rows", ()):
+    for row in report.get("rows", ()):
         if "over_multiply_adds" in row and row["variant"].startswith("pre") and "hand" not in row["variant"]:
             what = f"{row['shape']} {row['what']}, {row['variant']}: time"
             yield name, numbers, where, what, "bare model", f"{row['ratio']:.2f}"

@@ -372,24 +372,24 @@ def tell_processes(arguments: argparse.Namespace, data: Data) -> dict[str, list[
     names = SCRATCH if arguments.scratch else ACTIVATIONS if arguments.activations else VARIANTS
     seconds: dict[str, list[float]] = {name: [] for name in names}
     with ExitStack() as stack:
-        told = {}
+        connections = {}
         for name in seconds:
-            told[name], others = context.Pipe()
+            connections[name], others = context.Pipe()
             process = context.Process(target=run_when_told, args=(name, arguments, data, others))
             process.start()
             others.close()
             stack.callback(process.join)
-            stack.enter_context(told[name])  # closing it ends one that waits for a word
+            stack.enter_context(connections[name])  # closing it ends one that waits for a word
         for _ in range(steps_of(arguments)):
-            for name, connection in told.items():
+            for name, connection in connections.items():
                 seconds[name].append(step_of(name, connection))
     return {name: taken[1:-1] for name, taken in seconds.items()}
 
 
-def step_of(name: str, told: Connection) -> float:
+def step_of(name: str, connection: Connection) -> float:
     try:
-        told.send("step")
-        return float(told.recv())
+        connection.send("step")
+        return float(connection.recv())
     except (EOFError, OSError):
         raise SystemExit(f"{name}: its process has ended; what it says stands above") from None
 
@@ -630,22 +630,22 @@ def profile_step(arguments: argparse.Namespace, data: Data, clock: Clock) -> Non
     callback = ProfileSteps()
     run_variant("ours", make_model(arguments, method_of("ours")), arguments, data, 5, callback)
     kinds, products = seconds_by_kind(callback.run, callback.seconds), callback.products.by_shape()
-    in_products = sum(each["seconds"] for each in products)
+    in_products = sum(product["seconds"] for product in products)
     report = {
         "settings": settings_of(arguments),
         "tokens": data.tokens,
         "seconds": callback.seconds,
         "share": {kind: seconds / callback.seconds for kind, seconds in kinds.items()},
-        "gflops": sum(each["gflops"] * each["seconds"] for each in products) / in_products,
+        "gflops": sum(product["gflops"] * product["seconds"] for product in products) / in_products,
         "products": products,
         "provenance": provenance(clock),
     }
     print(f"{callback.seconds:.3f} s under the profiler, products at {report['gflops']:.0f} GFLOP/s")
     for kind, share in report["share"].items():
         print(f"  {kind:<24}{share:>6.1%}")
-    for each in products[:PRINTED]:
-        shape = f"{each['rows']} x {each['in']} -> {each['out']}"
-        print(f"  {shape:<24}{each['seconds']:>9.3f} s {each['gflops']:>6.0f} GFLOP/s")
+    for product in products[:PRINTED]:
+        shape = f"{product['rows']} x {product['in']} -> {product['out']}"
+        print(f"  {shape:<24}{product['seconds']:>9.3f} s {product['gflops']:>6.0f} GFLOP/s")
     if arguments.json:
         write_json(arguments.json, report)
 
@@ -698,7 +698,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def ratio(one: list[float], other: list[float]) -> dict[str, float]:
-    values = [own / peer for own, peer in zip(one, other, strict=True)]
+    values = [value / peer for value, peer in zip(one, other, strict=True)]
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
 
 

@@ -131,7 +131,7 @@ def test_reasons_have_the_names_of_the_union_and_each_run_says_how_its_rates_wer
     (primary,) = union.model_copy(update={"methods": methods}).labelled().primary
     assert (primary.method, primary.why) == ("Low rank", "seed 1 of Low rank diverged")
     first, second = (
-        next(said for said in union.warnings if said.startswith(f"{run}: ")) for run in ("first", "second")
+        next(text for text in union.warnings if text.startswith(f"{run}: ")) for run in ("first", "second")
     )
     assert first.startswith("first: All methods at one rate (0.001)")
     assert second.startswith("second: Each method at its best of 3 rates: the choice may be worth")
