@@ -39,9 +39,9 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return `` (did you mean 'x'?)`` for the known name closest to ``name``, or an empty string."""
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return `` (did you mean 'x'?)`` for the one of ``names`` closest to ``name``, or an empty string."""
     import difflib
 
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f" (did you mean {matches[0]!r}?)" if matches else ""

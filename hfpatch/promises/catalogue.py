@@ -276,8 +276,8 @@ def chosen(base: Base, config: PeftConfig) -> str | None:
 
         def wrap(options: dict[str, Any] = options, expected: list[str] = expected) -> None:
             narrow = dataclasses.replace(copy.deepcopy(config), **options)
-            found = get_peft_model(base.new(), narrow).targeted_module_names
-            require(found == expected, f"{min(options)} changes {found} instead of {expected}")
+            changed = get_peft_model(base.new(), narrow).targeted_module_names
+            require(changed == expected, f"{min(options)} changes {changed} instead of {expected}")
             lists = (name for name in ("target_modules", "exclude_modules") if isinstance(options.get(name), list))
             require(all(isinstance(getattr(narrow, name), set) for name in lists), "a list does not become a set")
 

@@ -81,8 +81,8 @@ def keep_dequantised(folder: Path, model: Any, tokenizer: Any, sha256: str) -> N
             if _content(AutoTokenizer.from_pretrained(temporary / TOKENIZER)) != _content(tokenizer):
                 shutil.rmtree(temporary / TOKENIZER)
             write_json(temporary / RECORD, {"weights": sha256, "files": _hashes(temporary)})
-        kept = [each for each in folder.parent.iterdir() if not each.name.startswith(".")]
-        for other in sorted(kept, key=lambda each: each.stat().st_mtime, reverse=True)[KEPT:]:
+        kept = [entry for entry in folder.parent.iterdir() if not entry.name.startswith(".")]
+        for other in sorted(kept, key=lambda entry: entry.stat().st_mtime, reverse=True)[KEPT:]:
             shutil.rmtree(other, ignore_errors=True)
 
 

@@ -119,13 +119,13 @@ class Worker:
 
     def _complete(self, unit: Unit, entry: Entry, file: Path) -> Entry:
         """Complete a unit, from where another worker may have left it; return what has become of it."""
-        job, progress, error, told = self.job, Progress(), None, 0.0
+        job, progress, error, told_at = self.job, Progress(), None, 0.0
 
         def tell(event: str, run: str, *arguments: Any) -> None:
-            nonlocal told
+            nonlocal told_at
             entry.events[event] = list(arguments)
-            if time.monotonic() - told >= TELL_S:
-                told = time.monotonic()
+            if time.monotonic() - told_at >= TELL_S:
+                told_at = time.monotonic()
                 with suppress(OSError):  # errors of a full disk are left to the files that must be kept
                     entry.write(file)
 
@@ -158,8 +158,8 @@ class Worker:
                     traceback_file.parent.mkdir(parents=True, exist_ok=True)
                     traceback_file.write_text("".join(traceback.format_exception(problem)), encoding="utf-8")
                     error += f"; its traceback is in {traceback_file}"
-        said = [str(warning.message) for warning in caught if warning.filename.startswith(_PACKAGE)]
-        return entry.model_copy(update={"ended": True, "error": error, "warnings": said})
+        messages = [str(warning.message) for warning in caught if warning.filename.startswith(_PACKAGE)]
+        return entry.model_copy(update={"ended": True, "error": error, "warnings": messages})
 
 
 def pause(begin: float) -> None:
