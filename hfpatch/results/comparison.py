@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean
 from typing import Any, Literal
 
@@ -118,16 +118,17 @@ class ComparisonResults(Tabular):
         made = list[Verdict]()
         one_look = LookTaken(seeds=len(self.seeds), part=1.0, comparisons=[*self.comparisons, *changes])
         measures = self.deciding | texts
+        bits = None if self.tuning is None else self.tuning.bits_per_nat
+        rates = partial(with_rates, errors=self.rate_errors, bits_per_nat=bits)
         diverged = {name: method.diverged for name, method in self.methods.items()}
         for asked in self.questions:
-            given: Values = {"why_not": self._why_not, "diverged": diverged}
+            given: Values = {"why_not": self._why_not, "diverged": diverged, "rates": rates}
             made += judge_primary(asked, self.looks or [one_look], measures, self.margin, **given)
         primary = {(*verdict.pair, verdict.task) for verdict in made}
-        made += judge(self.comparisons, self.pairs, self.deciding, self._why_not, without=primary)
+        secondary = judge(self.comparisons, self.pairs, self.deciding, self._why_not, without=primary)
         of_base = list(dict.fromkeys(one.pair for one in changes))
-        made += judge(changes, {"retention": of_base}, texts, without=primary)
-        bits = None if self.tuning is None else self.tuning.bits_per_nat
-        return [with_rates(verdict, self.rate_errors, bits) for verdict in made]
+        secondary += judge(changes, {"retention": of_base}, texts, without=primary)
+        return [*made, *map(rates, secondary)]
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy, without the cached values of the original."""

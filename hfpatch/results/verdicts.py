@@ -69,6 +69,11 @@ BETTER = ("better", "better by less than the margin")
 WORSE = ("worse", "worse by less than the margin", "lost", "lost by less than the margin")
 SAME = ("equivalent", "kept")
 _WITHIN = ("equivalent", BETTER[1], WORSE[1])  # the margin, of `gain`
+_WITHOUT_MARGIN: dict[str, Decided] = {
+    "better by less than the margin": "better",
+    "worse by less than the margin": "worse",
+    "lost by less than the margin": "lost",
+}
 QUESTIONS: dict[str, str] = {
     "gain": "is it better?",
     "keep": "does it keep what the base could do?",
@@ -246,6 +251,7 @@ def judge_primary(
     *,
     why_not: Callable[[str, str, str], str] = lambda method, other, task: "not compared",
     diverged: Mapping[str, Collection[int]] | None = None,
+    rates: Callable[[Verdict], Verdict] = lambda verdict: verdict,
 ) -> list[Verdict]:
     """Return the verdict of every pair of a primary question on every task.
 
@@ -256,6 +262,7 @@ def judge_primary(
         margins: by task and measure.
         why_not: says why a pair was not compared on a task.
         diverged: the seeds of each method that diverged.
+        rates: returns a verdict with what the choice of the learning rates leaves open, see `with_rates`.
     """
     tests = max(1, asked.tests)  # a baseline alone has no pairs
     by_look = [(_by_pair(look.comparisons), ALPHA * look.part / tests) for look in looks]
@@ -263,18 +270,23 @@ def judge_primary(
     verdicts = []
     for method, other in asked.pairs:
         for task in asked.on:
-            measure, verdict = measures.get(task), None
+            measure, verdict, decisive = measures.get(task), None, None
             named = {"method": method, "other": other, "task": task, "looks": looked}
             for comparisons, level in by_look:
                 one = None if measure is None else comparisons.get((method, other, task, measure.metric))
                 if one is None and verdict is not None:  # it got no more seeds
                     continue
-                verdict = _decided(asked, named, measure, one, level, margins, diverged or {})
+                verdict, decisive = _decided(asked, named, measure, one, level, margins, diverged or {}), one
                 if verdict.outcome not in ("undecided", "not tested"):
                     break
             assert verdict is not None
             if verdict.n == 0:
                 verdict = verdict.model_copy(update={"why": why_not(method, other, task)})
+            verdict = rates(verdict)
+            if decisive is not None and verdict.level is not None and verdict.outcome in _WITHIN:
+                level = 2 * verdict.level
+                low, high = interval_at(decisive, level)
+                verdict = verdict.model_copy(update={"corrected_low": low, "corrected_high": high, "level": level})
             verdicts.append(verdict)
     return verdicts
 
@@ -317,12 +329,12 @@ def _decided(
     size = margin or 0.0
     turned = [ends if fields["higher_is_better"] else (-ends[1], -ends[0]) for ends in (of_sign, of_margin)]
     outcome = decide_gain(turned[0], turned[1], size) if asked.question == "gain" else decide_keep(turned[1], size)
-    if outcome in _WITHIN:
-        fields |= {"corrected_low": of_margin[0], "corrected_high": of_margin[1], "level": 2 * level}
     for name, wins in ((one.method, (*BETTER, *SAME)), (one.reference, (*WORSE, "equivalent"))):
         if (lost := diverged.get(name)) and outcome in wins:
             several = f"seeds {', '.join(map(str, sorted(lost)))}" if len(lost) > 1 else f"seed {next(iter(lost))}"
             outcome, fields["why"] = "undecided", f"{several} of {name} diverged"
+        elif lost:  # by how much the loser is worse is not known
+            outcome = _WITHOUT_MARGIN.get(outcome, outcome)
     design = one.design
     fields["detectable"] = _possible(one, design.smallest_difference(level, asked.question))
     fields["margin_detectable"] = _possible(one, design.smallest_margin(level, asked.question))
@@ -369,7 +381,7 @@ def with_rates(verdict: Verdict, errors: Mapping[str, float | None], bits_per_na
     if wide and verdict.outcome == "equivalent":
         update = {"outcome": "undecided", "why": f"the choice of the rates: {', '.join(wide)}"}
     elif wide and verdict.question == "gain":
-        update = {"outcome": verdict.outcome.removesuffix(" by less than the margin")}
+        update = {"outcome": _WITHOUT_MARGIN.get(verdict.outcome, verdict.outcome)}
     return verdict.model_copy(update=update)
 
 

@@ -1,6 +1,7 @@
 """Verdicts against Holm's method and Student's intervals written out here, and by simulation."""
 
 import math
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -207,12 +208,29 @@ def test_an_undecided_pair_says_what_would_decide_it():
         (paired("a", 0.001, error=0.001), {"lora": {0: 9, 2: 9}}, "undecided", "seeds 0, 2 of lora diverged"),
         (paired("a", -0.05), {"lora": {0: 9}}, "better", ""),
         (paired("a", 0.05), {"a": {0: 9}}, "worse", ""),
+        (paired("a", 0.009, error=0.001), {}, "worse by less than the margin", ""),
+        (paired("a", 0.009, error=0.001), {"a": {0: 9}}, "worse", ""),  # by how much is not known
+        (paired("a", -0.009, error=0.001), {"lora": {0: 9}}, "better", ""),
     ],
 )  # fmt: skip
 def test_what_one_seed_or_a_diverged_one_leaves_open(made, diverged, outcome, why):
     asked = GAIN.model_copy(update={"pairs": [("a", "lora")]})
     (verdict,) = primary(asked, made, diverged=diverged)
     assert (verdict.outcome, verdict.why) == (outcome, why)
+    assert verdict.level == (0.1 if "margin" in outcome else 0.05)  # that of a margin only where one is claimed
+
+
+@pytest.mark.parametrize(("difference", "outcome"), [(0.009, "worse"), (0.001, "undecided")])
+def test_an_outcome_that_the_rates_take_the_margin_from_has_the_interval_of_its_sign(difference, outcome):
+    asked = GAIN.model_copy(update={"pairs": [("a", "lora")]})
+    made = paired("a", difference, error=0.001)
+    for error, level in ((0.001, 0.1), (0.5, 0.05)):
+        rates = partial(with_rates, errors={"a": 0.0, "lora": error}, bits_per_nat=1.0)
+        (verdict,) = primary(asked, made, rates=rates)
+        assert (verdict.outcome == outcome) == (error > 0.02)
+        half = math.hypot(stats.t.ppf(1 - level / 2, 199) * 0.003, stats.t.ppf(1 - level / 2, 4) * 0.001)
+        assert verdict.level == level
+        assert (verdict.corrected_low, verdict.corrected_high) == pytest.approx((difference - half, difference + half))
 
 
 def test_what_is_kept_is_decided_on_every_task_against_the_base():
