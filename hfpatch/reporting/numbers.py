@@ -200,12 +200,20 @@ def decimal(value: float, digits: int) -> str:
 
 
 def digits_for(change: Change) -> int:
-    """Return how many decimals a change is shown with: enough for two digits of its interval's width."""
+    """Return how many decimals a change is shown with: enough for two digits of its interval's width.
+
+    There are up to three more where an end would be rounded to 0, so that an interval shows whether it leaves 0 out.
+    """
     span = change.high - change.low
     if not math.isfinite(span) or span <= 0:
         return 1
-    fitting = min(6, max(0, 1 - math.floor(math.log10(span))))
-    return fitting if change.scale is Scale.RAW else min(4, max(fitting, int(span < 100)))
+    most = 6 if change.scale is Scale.RAW else 4
+    fitting = min(most, max(0, 1 - math.floor(math.log10(span))))
+    if change.scale is not Scale.RAW:
+        fitting = max(fitting, int(span < 100))
+    ends = [abs(end) for end in (change.low, change.high) if end]
+    shown = (digits for digits in range(fitting, fitting + 4) if all(end >= 0.5 * 10**-digits for end in ends))
+    return next(shown, fitting)
 
 
 def interval(low: float, high: float, digits: int) -> str:

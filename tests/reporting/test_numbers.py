@@ -60,6 +60,8 @@ def test_a_change_of_a_share_is_in_points_and_a_relative_one_in_per_cent():
         (-200.0, 208.0, Scale.RELATIVE, "+4 [−200, 208] %"),
         (3.998, 4.002, Scale.RAW, "+4.0000 [3.9980, 4.0020]"),
         (4.0, 4.0, Scale.RAW, "+4.0 [4.0, 4.0]"),
+        (0.004, 7.996, Scale.POINTS, "+4.000 [0.004, 7.996] points"),  # it leaves 0 out, and shows that
+        (-1e-9, 8.0, Scale.RAW, "+4.0 [0.0, 8.0]"),
     ],
 )
 def test_change_text(low, high, scale, text):
