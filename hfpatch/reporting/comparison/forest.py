@@ -201,8 +201,10 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
     forest = forest_of(results)
     if forest is None:
         return None
-    model, seeds = str(results.model.get("name") or results.name or "the base model"), len(results.seeds)
-    shown = f"{short(task_text(forest.task))}, {short(model, 40)}, {seeds} seed{'s' * (seeds != 1)}"
+    model = str(results.model.get("name") or results.name or "the base model")
+    counts = sorted({row.verdict.seeds for row in forest.rows})  # some pairs may have fewer than others
+    seeds = f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seed{'s' * (counts[-1] != 1)}"
+    shown = f"{short(task_text(forest.task))}, {short(model, 40)}, {seeds}"
     # the exploratory rows are below a heading, where others are above it
     primary = [row for row in forest.rows if row.verdict.role == "primary"]
     exploratory = [row for row in forest.rows if row.verdict.role != "primary"]

@@ -106,6 +106,13 @@ def test_numbers_that_are_not_finite_can_be_drawn(build, raw, value):
     assert figure is None or texts_of(to_svg(figure))
 
 
+@pytest.mark.parametrize(("fewest", "said"), [(1, "1 to 2 seeds"), (2, "2 seeds")])
+def test_a_figure_that_is_shown_alone_has_the_seeds_of_its_pairs(many, build, fewest, said):
+    raw = many(3)
+    raw["comparisons"][1]["seeds"] = fewest
+    assert forest_figure(build(raw, curves=False), title=True).get_suptitle().endswith(f", {said}")
+
+
 @pytest.mark.parametrize("far", [0.4, 40.0])
 @pytest.mark.parametrize("count", [1, 10, 40])
 def test_it_has_at_most_so_many_rows_and_nothing_is_cut_or_touches(many, build, count, far):
