@@ -22,7 +22,7 @@ _CAPTION = (
 )
 _RULE = (
     "The sentence speaks of the first task, from the left of the table, on which the method is better. A part carries "
-    "most of the effect where the whole interval of its share is above 50 %."
+    "most of the effect where the whole interval of its share is above 50 %. All of it is exploratory."
 )
 
 

@@ -35,7 +35,7 @@ _BOUNDS = ("why", "more_than", "less_than")
 _READING = (
     "For equal gain a method needs so many times the parameters of {name}: the mean over all gains that both reach, "
     "with the 95 % interval of this rate alone. What is ahead or behind at a budget is tested against the LoRA of that "
-    "budget, corrected over all budgets, methods and tasks. More in docs/frontiers.md."
+    "budget, corrected over its question.{exploratory} More in docs/frontiers.md."
 )
 
 
@@ -48,7 +48,10 @@ def frontier_blocks(results: ComparisonResults) -> Iterator[doc.Block]:
     tones = {line.method: tone_of([*against_reference(results, line).values()]) for line in others}
     yield doc.Findings(tuple(doc.Finding(e.method, sentence(results, e), tones[e.method]) for e in others))
     if frontier.reference is not None:
-        yield doc.Text(_READING.format(name=frontier.reference), "caption")
+        tested = {line.method: against_reference(results, line).values() for line in others}
+        secondary = [name for name, made in tested.items() if made and all(one.role != "primary" for one in made)]
+        exploratory = f" Exploratory: {listed(secondary)}." if secondary else ""
+        yield doc.Text(_READING.format(name=frontier.reference, exploratory=exploratory), "caption")
 
 
 def against_reference(results: ComparisonResults, line: FrontierLine) -> dict[str, Verdict]:

@@ -50,6 +50,13 @@ def test_the_table_has_each_gain_and_rate_and_findings_the_tones_of_their_verdic
     assert tones["lora"] == [None] * 3
 
 
+def test_what_no_primary_question_asks_is_called_exploratory():
+    pairs = [[f"behind@{budget}", f"lora@{budget}"] for budget in BUDGETS]
+    questions = [{"question": "gain", "pairs": pairs, "on": ["held_out_text"]}]
+    *_, caption = frontier_blocks(frontier_example(questions=questions))
+    assert " Exploratory: ahead and turning." in caption.text
+
+
 def test_the_frontier_follows_the_answer_and_its_data_are_complete():
     made = document_of(frontier_example())
     figures = made.parts[0].figures
