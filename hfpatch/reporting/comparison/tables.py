@@ -120,7 +120,7 @@ def difference_table(results: ComparisonResults) -> Table:
             Column(results.noun, ("against",)),
             Column("task", ("measure",), tip="One measure decides a task; the others have no verdict."),
             Column("difference", ("plain 95 % interval",), number=True, tip=minus),
-            Column("corrected", number=True, tip="The interval of the verdict: all of a question cover together."),
+            Column("corrected", number=True, tip="The interval of the verdict, corrected over its question."),
             Column("p corrected", ("p alone",), number=True),
             Column("verdict"),
         ),

@@ -45,6 +45,8 @@ def test_every_difference_is_in_one_table_once(results):
     assert lines[-1][2] == ["−7.4 [−10.4, −4.4] %"]  # -1.4 and ±0.57 of 19.0
     assert lines[-2][-1] == ["not tested (not compared)"]
     assert "does it change the base? 6, is it better than LoRA? 1" in table.caption
+    few = [one.model_copy(update={"p": None, "test": "none (too few documents)"}) for one in results.comparisons]
+    assert difference_table(results.model_copy(update={"comparisons": few})).caption == "Method minus reference."
 
     # filters know questions, measures, tasks and verdicts
     assert table.rows[-1].keys == {
