@@ -96,11 +96,25 @@ def lead(results: ComparisonResults) -> str:
         said = f"On {task} every {results.noun} that was asked about is worse than {other}."
     else:
         said = f"On {task} no {results.noun} is shown to be better than {other}."
-    gains = {name: gain for name in results.others if (gain := gain_on(results, name, verdicts[0].task)) is not None}
-    most = max(gains, key=lambda name: gains[name].difference, default=None)
-    if most is not None and other != results.baseline and len(gains) > 1:
+    gains = {
+        name: gain.difference
+        for name in results.others
+        if (gain := gain_on(results, name, verdicts[0].task)) is not None
+    }
+    if other == results.baseline or len(gains) < 2:
+        return said
+    most, second = sorted(gains, key=lambda name: -gains[name])[:2]
+    if gains[most] > max(0.0, gains[second]):
         size = short_count(results.methods[most].compared_size)
-        said += f" {most} gains most over {results.baseline}, with {size} parameters; its lead was not tested."
+        between = (
+            results.verdict(*pair) for pair in ((most, verdicts[0].task, second), (second, verdicts[0].task, most))
+        )
+        tones = [made.tone for made in between if made is not None]
+        said += f" {most} gains most over {results.baseline}, with {size} parameters"
+        if not {"better", "worse"} & {*tones}:
+            untested = {*tones} <= {"not tested"}
+            said += "; its lead was not tested" if untested else f"; its lead over {second} is not shown"
+        said += "."
     return said
 
 
@@ -365,7 +379,7 @@ def _against(results: ComparisonResults, name: str, task: str, control: str | No
     numbers = ""
     if gain is not None:
         size = "" if verdict.is_found else f" {signed_size(gain)}"
-        numbers = size + _ends(gain.turned if verdict.tone == "worse" else gain)
+        numbers = size + _ends(gain)
     outcome = replace(outcome_of(verdict, gain), rates="")  # marked
     if len(verdict.why) > _LONGEST_WHY:
         outcome = replace(outcome, reason="")

@@ -79,10 +79,23 @@ def test_outcomes_are_said_as_they_are(asked):
     worse = asked(2.0, 0.2)
     assert [tone for tone, _ in tones_and_sentences(worse)] == ["worse"]
     assert "no method is shown to be better than lora" in lead(worse)
+    assert rows(worse)[SKIP]["against lora"] == "worse by 10.5 % [−11.6, −9.5]"  # above 0 is better, as in the sentence
     same = asked(0.05, 0.1, p=0.5, margin=0.6)
     ((tone, sentence),) = tones_and_sentences(same)
     assert tone == "same"
     assert sentence.endswith(f"equivalent within {100 * 0.6 / 19:g} %.")
+
+
+def test_the_largest_gain_is_said_where_there_is_one_and_what_is_known_of_its_lead(asked, raw, build):
+    assert lead(asked(-2.0, 0.2)).endswith(f" {SKIP} gains most over baseline, with 80k parameters.")
+    assert lead(asked(0.05, 0.1, p=0.5, margin=0.6)).endswith("80k parameters; its lead over lora is not shown.")
+    none = {**dict.fromkeys(("low", "high", "p")), "test": "none (too few documents)"}
+    assert lead(asked(-2.0, 0.2, **none)).endswith("80k parameters; its lead was not tested.")
+    of_text = [pair for pair in raw["comparisons"] if pair["task"] == TEXT and pair["reference"] == "baseline"]
+    for differences in ((-1.0, -1.0), (1.0, 2.0)):  # equal gains, and losses alone
+        for pair, difference in zip(of_text, differences, strict=True):
+            pair |= {"difference": difference, "low": difference - 0.5, "high": difference + 0.5}
+        assert "gains most" not in lead(build(raw))
 
 
 def test_one_seed_decides_nothing_and_says_so(asked):
