@@ -168,14 +168,17 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Return the adapters of this layer, those without parts of their own included."""
         return sorted(self.configs)
 
-    def merged_weights(self, adapter_names: list[str] | None = None) -> list[tuple[nn.Parameter, Tensor]]:
+    def merged_weights(
+        self, adapter_names: list[str] | None = None, *, finite: bool = False
+    ) -> list[tuple[nn.Parameter, Tensor]]:
         """Return the weights and biases of the base with adapters merged into them, and their values.
 
         Args:
             adapter_names: the adapters; None takes the active ones. They act in the order in which they were added.
+            finite: refuse values that are not finite.
 
         Raises:
-            HfpatchError: if no weights can compute it.
+            HfpatchError: (a ``ValueError``) if no weights can compute it.
         """
         named = self.active_adapters if adapter_names is None else adapter_names
         names = [name for name in self.configs if name in (*self.merged_adapters, *named) and self.scales[name]]
@@ -189,10 +192,15 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         try:
             for parameter, value in self._before_merge.items():  # computed from the base as it was before merging
                 parameter.data.copy_(value)
-            return merged_weights(self.branch, [(self.scaled(n), self.parts(n), self.sites[n]) for n in names])
+            values = merged_weights(self.branch, [(self.scaled(n), self.parts(n), self.sites[n]) for n in names])
         finally:
             for parameter, value in merged.items():
                 parameter.data.copy_(value)
+        if finite and not all(value.isfinite().all() for _, value in values):
+            raise HfpatchError(
+                f"NaNs detected in the merged weights. The adapter {' or '.join(names)} seems to be broken"
+            )
+        return values
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Put adapters into the weights of the base, in fp64 until they are rounded to its dtype.
@@ -204,11 +212,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         names = check_adapters_to_merge(self, adapter_names)
         if not (names := [name for name in self.configs if name in names]):
             return
-        values = self.merged_weights(names)
-        if safe_merge and not all(value.isfinite().all() for _, value in values):
-            adapter = " or ".join(names)
-            raise HfpatchError(f"NaNs detected in the merged weights. The adapter {adapter} seems to be broken")
-        for parameter, value in values:
+        for parameter, value in self.merged_weights(names, finite=safe_merge):
             self._before_merge.setdefault(parameter, parameter.detach().cpu().clone())
             parameter.data.copy_(value)
         self.merged_adapters += names

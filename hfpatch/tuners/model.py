@@ -178,12 +178,12 @@ class MethodModel(BaseTuner):
         Raises:
             HfpatchError: (a ``ValueError``) if an adapter cannot be merged; nothing is changed then.
         """
-        self._require_mergeable(adapter_names)
+        self._require_mergeable(adapter_names, finite=safe_merge)
         super().merge_adapter(adapter_names=adapter_names, safe_merge=safe_merge)
 
-    def _require_mergeable(self, adapter_names: list[str] | None) -> None:
+    def _require_mergeable(self, adapter_names: list[str] | None, *, finite: bool) -> None:
         for layer in self._layers():
-            layer.merged_weights(adapter_names)
+            layer.merged_weights(adapter_names, finite=finite)
 
     def _unload_and_optionally_merge(
         self,
@@ -193,7 +193,7 @@ class MethodModel(BaseTuner):
         adapter_names: list[str] | None = None,
     ) -> Any:
         if merge:
-            self._require_mergeable(adapter_names)
+            self._require_mergeable(adapter_names, finite=safe_merge)
             for layer in self._layers():  # PEFT merges what it wraps itself
                 layer.merge(safe_merge, adapter_names)
         detach_layers(self.model)

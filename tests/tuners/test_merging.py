@@ -56,13 +56,15 @@ def test_adapters_merge_in_the_order_in_which_they_act_however_they_are_named(ki
 
 def test_a_broken_adapter_is_not_merged_safely():
     model = get_peft_model(make_model("llama"), LINEAR["pre"]())
+    perturb(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     layer = model.base_model.model.model.layers[1].self_attn.hfpatch_pre_projection
     layer.preproj_down.default.weight.data[0] = torch.nan
-    with pytest.raises(ValueError, match=r"NaNs detected in the merged weights\. The adapter default"):
-        layer.merge(safe_merge=True)
-    after = model.state_dict()
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items() if "preproj_" not in name)
+    for merge in (layer.merge, model.merge_adapter, model.merge_and_unload):
+        with pytest.raises(ValueError, match=r"NaNs detected in the merged weights\. The adapter default"):
+            merge(safe_merge=True)
+        after = model.state_dict()
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items() if "preproj_" not in name)
 
 
 def test_one_kind_is_not_merged_under_another():
