@@ -35,7 +35,7 @@ from hfpatch.surgery.part_files import (
     write_patch,
 )
 from hfpatch.surgery.patch import Model, patch, unpatch
-from hfpatch.surgery.scale import is_scaled, scale_patch
+from hfpatch.surgery.scale import require_unscaled, scale_patch
 from hfpatch.tuners.adapters import activate_adapters, adapter_parameters, base_parameters, has_adapters, stack
 from hfpatch.tuners.checks import require_untouched_base
 from hfpatch.tuners.config import method_name
@@ -65,11 +65,7 @@ def save_patch(model: Any, directory: str | Path) -> Path:
     if not stack(model):
         raise HfpatchError("the model has no adapters to save; call hfpatch.patch(model, config) first")
     require_untouched_base(stack(model).values())
-    if is_scaled(model):
-        raise HfpatchError(
-            "the patch is scaled, and a folder has it as it was trained; call hfpatch.scale_patch(model, 1) before, "
-            "and hfpatch.load_patch(model, directory, scale=...) later"
-        )
+    require_unscaled(model)
     if away := [name for name, parameter in adapter_parameters(model).items() if parameter.is_meta]:
         raise HfpatchError(
             f"{away[0]}: has no values here (offloaded, or on the meta device); save the patch before accelerate "

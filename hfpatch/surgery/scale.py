@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -11,9 +11,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.surgery.patch import Model
 from hfpatch.tuners.adapters import AdapterWrapper
 from hfpatch.tuners.layer import MethodLayer
+
+Model = TypeVar("Model", bound=nn.Module)
 
 _SCALED = "_hfpatch_scaled"  # of a LoRA layer: by adapter its factor at scale 1, and the one that was put in its place
 
@@ -59,6 +60,15 @@ def scale_patch(model: Model, scale: float) -> Model:
             for adapter in {*layer.active_adapters} & factors.keys():
                 _set_factor(layer, adapter, factors[adapter], scale)
     return model
+
+
+def require_unscaled(model: nn.Module) -> None:
+    """Raise :class:`HfpatchError` if a saved patch would not compute what the model computes, as it is scaled."""
+    if is_scaled(model):
+        raise HfpatchError(
+            "the patch is scaled, and a folder has it as it was trained; call hfpatch.scale_patch(model, 1) before, "
+            "and hfpatch.load_patch(model, directory, scale=...) later"
+        )
 
 
 def is_scaled(model: nn.Module) -> bool:
