@@ -86,7 +86,7 @@ def find_gguf(name: str, revision: str | None = None) -> Path | None:
     if path.is_file():
         return path.absolute()
     owner, *rest = name.split("/", 2)
-    if len(rest) < 2 or owner in ("", ".", "..", "~") or path.parent.is_dir():
+    if len(rest) < 2 or owner in ("", ".", "..", "~", "tinyworld") or path.parent.exists():
         beside = ", ".join(file.name for file in sorted(path.parent.glob(f"*{SUFFIX}"))) or "none"
         raise HfpatchError(f"{name}: no such file (GGUF files in its folder: {beside}); of the hub: ORG/REPO/FILE.gguf")
     from transformers.utils.hub import cached_file

@@ -85,15 +85,19 @@ def test_a_file_in_the_cache_of_the_hub(llama, tmp_path, monkeypatch):
         load_base("some/model-GGUF", gguf_file="other.gguf")
 
 
-def test_several_files_and_none(llama, tmp_path):
+def test_several_files_and_none(llama, tmp_path, monkeypatch):
     shutil.copy(llama[0], tmp_path / "a.gguf")
     shutil.copy(llama[0], tmp_path / "b.gguf")
     with pytest.raises(HfpatchError, match=r"has several GGUF files \(a\.gguf, b\.gguf\); name one of them"):
         load_base(str(tmp_path))
     with pytest.raises(HfpatchError, match=r"c\.gguf: no such file \(GGUF files in its folder: a\.gguf, b\.gguf\)"):
         load_base(str(tmp_path / "c.gguf"))
-    with pytest.raises(HfpatchError, match=r"no such file"):
-        load_base("nowhere.gguf")
+    monkeypatch.chdir(tmp_path.parent)
+    for name, file in (
+        ("nowhere.gguf", None), ("tinyworld/gpt2", "c.gguf"), (f"{tmp_path.name}/a.gguf", "c.gguf"),
+    ):  # fmt: skip
+        with pytest.raises(HfpatchError, match=r"no such file"):
+            load_base(name, gguf_file=file)
     (tmp_path / "x-00001-of-00003.gguf").write_bytes(b"GGUF")
     with pytest.raises(HfpatchError, match="is one of 3 parts"):
         load_base(str(tmp_path / "x-00001-of-00003.gguf"))
