@@ -30,6 +30,7 @@ from hfpatch.sites import (
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
 from hfpatch.tuners.adapters import base_parameters, has_adapters, stack
 from hfpatch.tuners.config import MethodConfig, method_name
+from hfpatch.tuners.layer import layers_by_site
 from hfpatch.tuners.naming import chosen_modules
 
 _MOST = 100
@@ -221,7 +222,7 @@ def match_size(
 def adapted_widths(model: nn.Module) -> Widths:
     """Return the widths of the modules that PEFT adapts; of the attention's hidden state for hfpatch's methods."""
     if all(isinstance(config, MethodConfig) for config in stack(model).values()):
-        return [(site.hidden_size, site.hidden_size) for site in find_sites(model)]
+        return [(site.hidden_size, site.hidden_size) for site, _ in layers_by_site(model)]
     bases = (unwrapped(module) for module in model.modules() if isinstance(module, BaseTunerLayer))
     return [features(base) for base in bases if any(hasattr(base, name) for name in ("in_features", "nx"))]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from hfpatch.errors import HfpatchError
-from hfpatch.sites import find_sites
 from hfpatch.surgery.patch import Model, require_plain, unpatch
 from hfpatch.tuners.adapters import AdapterWrapper
-from hfpatch.tuners.layer import MethodLayer, layers_at
+from hfpatch.tuners.layer import MethodLayer, layers_by_site
 from hfpatch.tuners.merging import merged_weights
 
 
@@ -40,10 +39,10 @@ def fold(model: Model) -> Model:
         if idle := [adapter for adapter in layer.configs if adapter not in layer.active_adapters]:
             raise HfpatchError(f"{name}: {idle[0]!r} is not active, and would be lost; activate it or delete it")
     folded = []
-    for site in find_sites(model):
+    for site, layers in layers_by_site(model):
         acting = [
             (layer.scaled(name), layer.parts(name), layer.sites[name])
-            for layer in layers_at(site)
+            for layer in layers
             for name in layer.working_adapters()
         ]
         folded += merged_weights(site, acting)

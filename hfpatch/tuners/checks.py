@@ -14,12 +14,12 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, first_line
-from hfpatch.sites import AttentionSite, features, find_sites, require_matrix, submodule
+from hfpatch.sites import AttentionSite, features, require_matrix, submodule
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
 from hfpatch.tuners.config import MethodConfig, method_name
 from hfpatch.tuners.contracts import require_adapter_name
 from hfpatch.tuners.hooks import PROJECTED
-from hfpatch.tuners.layer import MethodLayer, layers_at
+from hfpatch.tuners.layer import MethodLayer, layers_at, layers_by_site
 from hfpatch.tuners.naming import require_pattern
 
 _MUST_STAY = "which a patch must leave as they are"
@@ -170,9 +170,9 @@ def require_sound(model: nn.Module, adapters: Sequence[str]) -> None:
             "model without offloading, or adapt other modules (hfpatch's own methods work offloaded)"
         )
     if any(isinstance(module, MethodLayer) for module in model.modules()):
-        for site in find_sites(model):
-            layers = {target: layer for layer in layers_at(site) for target in PROJECTED if layer.changes(target)}
-            for target, layer in layers.items():
+        for site, layers in layers_by_site(model):
+            changing = {target: layer for layer in layers for target in PROJECTED if layer.changes(target)}
+            for target, layer in changing.items():
                 _require_effect(site, target, layer.device())
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.initialization import uniform_
-from hfpatch.sites import AttentionSite
+from hfpatch.sites import AttentionSite, survey
 from hfpatch.tuners.config import MethodConfig, drawn_as
 from hfpatch.tuners.hooks import PLACES, ActingModule, Combined, MethodSite, Parts, scaled
 from hfpatch.tuners.merging import merged_weights
@@ -261,6 +261,12 @@ class MethodLayer(ActingModule, BaseTunerLayer):
 def layers_at(site: AttentionSite) -> list[MethodLayer]:
     """Return the layers of all methods at a site, in the order in which they were injected."""
     return [child for child in site.host.children() if isinstance(child, MethodLayer)]
+
+
+def layers_by_site(model: nn.Module) -> list[tuple[AttentionSite, list[MethodLayer]]]:
+    """Return the sites that have layers of methods, in all towers of a model, each with its layers."""
+    sites = survey(model).with_others().sites
+    return [(site, layers) for site in sites if (layers := layers_at(site))]
 
 
 def method_layer(site: AttentionSite, method: type[MethodConfig]) -> MethodLayer | None:

@@ -6,11 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 from architectures.formulas import tensors_of
+from families import perturb
+from peft import HRAConfig
 from transformers import AutoModel, BartConfig, BertConfig, CLIPConfig, ViTConfig
 
 import hfpatch
-from hfpatch import HfpatchError, PreProjectionConfig
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.sites import Family, find_sites, register_family, separate, survey
+from hfpatch.surgery.budget import adapted_widths
 from hfpatch.tuners import model as tuner
 from hfpatch.twins import shrink
 
@@ -46,6 +49,23 @@ def test_the_default_is_the_language_model_and_what_is_left_out_is_said(caplog, 
     both = hfpatch.patch(tiny(BartConfig()), PreProjectionConfig(target_modules=r".*\.self_attn"))
     assert [*hfpatch.patch_summary(both).per_layer] == [0, 1, 2, 3]
     assert [*hfpatch.patch_summary(both).left_out] == ["cross-attention"]
+
+
+@torch.no_grad()
+def test_what_acts_in_another_tower_is_folded_sized_and_checked_there():
+    encoder = r"encoder\.layers\.\d\.self_attn"
+    model = hfpatch.patch(tiny(BartConfig()), PreProjectionConfig(activation="identity", target_modules=encoder))
+    perturb(model, std=0.3)
+    plain, expected = (m(input_ids=IDS)[0] for m in (tiny(BartConfig()), model))
+    assert not torch.allclose(plain, expected, atol=1e-2)
+    torch.testing.assert_close(hfpatch.fold(model)(input_ids=IDS)[0], expected, rtol=1e-4, atol=1e-4)
+    hfpatch.patch(model, PreProjectionConfig(target_modules=r".*\.self_attn"))
+    assert len(adapted_widths(model)) == 4
+    with pytest.raises(HfpatchError, match="hra does not call the projection"):
+        hfpatch.patch(
+            hfpatch.unpatch(model),
+            [NonlinearQueryConfig(target_modules=encoder), HRAConfig(r=2, target_modules=["q_proj"])],
+        )
 
 
 def test_a_model_without_a_language_model_is_changed_as_a_whole():
