@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from transformers.pytorch_utils import Conv1D
 
 from hfpatch.errors import HfpatchError, first_line
-from hfpatch.sites import AttentionSite, find_sites
+from hfpatch.sites import AttentionSite, survey
 from hfpatch.sites.modules import unwrapped
 from hfpatch.sites.site import joined
 from hfpatch.tuners.config import MethodConfig
@@ -39,7 +39,7 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
     rows: Description = []
     tensors: Tensors = {}
     names = {module: base_name(name) for name, module in model.named_modules()}
-    for site in find_sites(model):
+    for site in survey(model).with_others().sites:
         output = unwrapped(model.get_submodule(site.output_path))
         if isinstance(output, Conv1D):  # as in GPT-2, whose attention joins the heads by the last two axes
             rows.append(_item("hfpatch_rows", "", site, {"projection": [site.output_path]}, {"width": output.nx}))

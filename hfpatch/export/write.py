@@ -20,8 +20,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.export.parts import Description, Tensors, base_name, describe, exported_name, merge_others
 from hfpatch.export.runtime import MADE
 from hfpatch.promises.common import compared, one_relative
-from hfpatch.promises.inputs import example_tokens, logits
-from hfpatch.sites import find_sites
+from hfpatch.promises.inputs import example_inputs, logits
 from hfpatch.sites.family import EXPORTED
 from hfpatch.support.files import write_text
 from hfpatch.support.generated import modelling_file
@@ -29,7 +28,7 @@ from hfpatch.support.plugins import one_line
 from hfpatch.tuners.adapters import adapter_state
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.hooks import PLACES
-from hfpatch.tuners.layer import layers_at
+from hfpatch.tuners.layer import layers_by_site
 
 _COUNT = itertools.count()
 FILE = "modeling_hfpatch.py"
@@ -85,9 +84,9 @@ def write_model(model: Any, folder: Path) -> Export:
     Raises:
         HfpatchError: if a part of the patch or the architecture cannot be exported.
     """
-    tokens = example_tokens(model)
+    inputs = example_inputs(model, [site for site, _ in layers_by_site(model)])
     model.requires_grad_(False)  # torch picks kernels by it
-    expected = logits(realigned(model), tokens)
+    expected = logits(realigned(model), inputs)
     merged = merge_others(model)
     description, tensors = describe(model)
 
@@ -107,14 +106,14 @@ def write_model(model: Any, folder: Path) -> Export:
         lost = sorted({*report["missing_keys"], *report["unexpected_keys"], *map(str, report["mismatched_keys"])})
         if lost:
             raise _refused(model, f"transformers does not load {lost[0]} as it was saved")
-        reloaded = logits(realigned(loaded).eval().requires_grad_(False), tokens)
+        reloaded = logits(realigned(loaded).eval().requires_grad_(False), inputs)
     except (HfpatchError, OSError, MemoryError):
         raise
     except Exception as error:  # a method's code may raise any without hfpatch around it
         raise _refused(model, f"its modelling file fails with {one_line(error)}") from error
     same = torch.equal(reloaded, expected)
     if merged:
-        ways = (lambda: logits(loaded, tokens)), (lambda: expected)
+        ways = (lambda: logits(loaded, inputs)), (lambda: expected)
         same = compared(loaded, *ways, differences=one_relative).is_rounding
     if not same:
         why = "differs from the patched model; nothing was written"
@@ -145,7 +144,7 @@ def _write(model: Any, description: Description, base: Tensors, parts: Tensors, 
     """Write modelling file, configuration and weights; return the class of the model."""
     fp32 = any(tensor.dtype == torch.float32 for tensor in parts.values())
     integers = sorted({name.partition(".parts.")[2] for name, value in parts.items() if not value.is_floating_point()})
-    layers = [layer for site in find_sites(model) for layer in layers_at(site) if layer.working_adapters()]
+    layers = [layer for _, layers in layers_by_site(model) for layer in layers if layer.working_adapters()]
     methods = list(dict.fromkeys(layer.method for layer in layers))
     write_text(folder / FILE, modelling_source(model, methods, keep_fp32=fp32, integers=integers))
     module, home = imported(folder), FILE.removesuffix(".py")

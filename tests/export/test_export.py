@@ -1,13 +1,17 @@
 """What an export holds, and what is refused; what it computes elsewhere is in tests/architectures and tests/methods."""
 
 import pytest
-from families import make_model, perturb
+import torch
+from families import LLAMA, close, make_model, perturb
 from peft import BeftConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.export import export_patch
+from hfpatch.export.write import write_model
+from hfpatch.promises.inputs import example_inputs, logits
+from hfpatch.sites import survey
 from hfpatch.surgery.bases import locate
 
 
@@ -30,6 +34,25 @@ def test_the_file_states_its_source_and_nothing_of_this_machine(tmp_path):
     for file in folder.iterdir():
         assert file.is_file(), file.name
         assert str(tmp_path).encode() not in file.read_bytes(), file.name
+
+
+def test_a_patch_of_another_tower_is_exported_and_compared_with_images(tmp_path):
+    vision = {"image_size": 16, "patch_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4}
+    vision |= {"hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.2}
+    tokens = {"mm_tokens_per_image": 4, "image_token_index": 90, "boi_token_index": 91, "eoi_token_index": 92}
+    torch.manual_seed(0)
+    config = Gemma3Config(text_config={**LLAMA, "head_dim": 8}, vision_config=vision, **tokens)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)  # 0 hides the images
+    others = survey(model).others
+    inputs = example_inputs(model, others)
+    hfpatch.patch(model, PreProjectionConfig(target_modules={site.path for site in others}))
+    perturb(model, std=0.3)
+    added, expected = hfpatch.patch_summary(model).added, logits(model, inputs)
+    assert write_model(model, tmp_path).added == added
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True).eval()
+    assert close(logits(loaded, inputs), expected)
+    assert not close(logits(hfpatch.unpatch(model), inputs), expected)
 
 
 def test_a_method_of_peft_that_cannot_be_merged_is_refused(tmp_path):
