@@ -67,10 +67,3 @@ def test_a_shared_machine_is_noticed(monkeypatch, busy, process, shared):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(costs, "_cpu_seconds", lambda: None if busy is None else (busy, process))
     assert costs._is_shared((0.0, 0.0), 10.0) is shared
-
-
-def test_whether_a_method_merges_is_that_of_all_its_parts():
-    methods = set_up(small()).methods
-    assert {name: method.merges for name, method in methods.items()} == {
-        "baseline": None, "pre_projection": False, "lora": True, "linear": True,
-    }  # fmt: skip

@@ -26,6 +26,12 @@ def model():
     return make_model("llama")
 
 
+def test_whether_a_method_merges_is_that_of_all_its_parts(model):
+    methods = METHODS | {"linear": [{"type": "pre_projection", "activation": "identity"}]}
+    expected = {"baseline": None, "pre_projection": False, "stack": False, "ia3": True, "linear": True}
+    assert {name: build_method(model, methods, name).merges for name in expected} == expected
+
+
 def test_options_reach_the_configurations_in_their_order(model):
     built = {name: build_method(model, METHODS, name) for name in METHODS}
     baseline = built["baseline"]
