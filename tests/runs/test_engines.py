@@ -234,6 +234,31 @@ def test_a_unit_begun_on_another_machine_in_the_last_moment_is_left_unlocked(tmp
     assert list((tmp_path / FOLDER).iterdir()) == []
 
 
+@pytest.mark.parametrize("failed", [2, 3])
+def test_workers_that_end_together_are_one_failed_start(failed, tmp_path):
+    class Together:
+        settings, threads, most, description = EngineSettings(jobs=3), 1, 3, ""
+        started = 0
+
+        def start(self, job, seat, slot):
+            self.started += 1
+            if is_well := seat >= 3 * failed:
+                Entry(attempts=1, seat=seat, ended=True).write(job.queue / f"{slot}.json")
+            return SimpleNamespace(ended=lambda: None if is_well else "exit code -9", end=lambda: None)
+
+    runs = [PlannedRun(name, name, {}, 0, tmp_path / name, name) for name in "abc"]
+    units = tuple(Unit("train", run, None) for run in runs)
+    plan, done, workers = Plan(None, tmp_path, tuple(runs), units), [], Together()
+    session = SimpleNamespace(plan=plan, progress=Progress(), is_due=bool, record=done.append)
+    if failed == 3:
+        with pytest.raises(HfpatchError, match=r"^workers cannot be started \(exit code -9\)$"):
+            Engine(workers).execute(session)
+    else:
+        Engine(workers).execute(session)
+    assert workers.started == 9
+    assert done == ([] if failed == 3 else [*units])
+
+
 @pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(recipe, straight, tmp_path):
     out = tmp_path / "out"

@@ -142,6 +142,7 @@ class _Dispatch:
         self.started: dict[int, tuple[int, Worker]] = {}  # workers and their slots, by their seats
         self.reasons: dict[int, str] = {}  # how workers ended, by their seats
         self.last_used = -1  # the last seat whose worker has begun a unit
+        self.last_ended: list[int] = []  # the last seat of the workers that ended together, each time that some did
         self.waiting_since = time.monotonic()
 
     def run(self) -> None:
@@ -201,15 +202,15 @@ class _Dispatch:
 
     def _tend(self) -> None:
         """Replace workers that have ended, and start more while there are units for them."""
-        for seat, (_, worker) in list(self.started.items()):
-            reason = worker.ended()
-            if reason is None:
-                continue
-            del self.started[seat]
-            self.reasons[seat] = reason
-            worker.end()
-            if sum(ended > self.last_used for ended in self.reasons) >= TRIES:
-                raise HfpatchError(f"workers cannot be started ({reason})")
+        looks = {seat: worker.ended() for seat, (_, worker) in self.started.items()}
+        ended = {seat: reason for seat, reason in looks.items() if reason is not None}
+        for seat in ended:
+            self.started.pop(seat)[1].end()
+        self.reasons |= ended
+        if ended:  # together, as by the end of the process that forked them: one start has failed, or none
+            self.last_ended.append(max(ended))
+            if sum(seat > self.last_used for seat in self.last_ended) >= TRIES:
+                raise HfpatchError(f"workers cannot be started ({ended[max(ended)]})")
         most = min(self.workers.most, self.open) if self.workers.most else len(self.entries)
         free = sorted(set(range(most)) - {slot for slot, _ in self.started.values()})
         for slot in free[: max(0, most - len(self.started))]:
