@@ -109,8 +109,10 @@ class CheapRecomputation(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator; of a cheap one note how its result came about."""
         options = kwargs or {}
-        if func is F.linear and torch.is_autocast_enabled(args[0].device.type):
-            args = (args[0], self._cast(args[1]), *args[2:])
+        if func is F.linear:
+            named = dict(zip(("input", "weight", "bias"), args, strict=False)) | options
+            if torch.is_autocast_enabled(named["input"].device.type):
+                args, options = (), {**named, "weight": self._cast(named["weight"])}
         result = func(*args, **options)
         name = getattr(func, "__name__", "")
         if name in _CHEAP and type(result) is Tensor and result.requires_grad:

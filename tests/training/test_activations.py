@@ -3,7 +3,7 @@ import contextlib
 import pytest
 import torch
 from families import make_config
-from peft import LoraConfig
+from peft import HRAConfig, LoraConfig, get_peft_model
 from torch.autograd.graph import saved_tensors_hooks
 from training_blocks import metrics_of, same, trainables
 from training_blocks import run_probe as run
@@ -47,6 +47,15 @@ def test_gradients_have_the_same_bits(case, dtype, autocast):
         actual = gradients(model, CheapRecomputation(model), autocast)
     assert same(actual, expected)
     assert len(actual) > 4
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_linear_layers_may_be_given_arguments_by_name(autocast):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(make_config("llama"))
+    model = get_peft_model(model, HRAConfig(r=2, target_modules=["q_proj"])).train()
+    expected = gradients(model, contextlib.nullcontext(), autocast)
+    assert same(gradients(model, CheapRecomputation(model), autocast), expected)
 
 
 @pytest.mark.parametrize("trained", ["patch", "all"])
