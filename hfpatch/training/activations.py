@@ -43,6 +43,7 @@ class _Result:
     options: dict[str, Any]
     device: str
     autocast: torch.dtype | None
+    dtype: torch.dtype
     version: int
 
     def compute(self) -> Tensor:
@@ -137,7 +138,8 @@ class CheapRecomputation(TorchFunctionMode):
         inputs = tuple(map(self._input, args)), {key: self._input(value) for key, value in options.items()}
         device = result.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        self._results[result.untyped_storage()] = _Result(operator, *inputs, device, autocast, result._version)
+        how = _Result(operator, *inputs, device, autocast, result.dtype, result._version)
+        self._results[result.untyped_storage()] = how
 
     def _input(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -147,7 +149,9 @@ class CheapRecomputation(TorchFunctionMode):
     def _find(self, tensor: Tensor) -> _View | None:
         """Return how to compute a tensor again, if it is a view of a cheap result."""
         result = self._results.get(tensor.untyped_storage())
-        if result is None or tensor._version != result.version:
+        if result is None or (tensor._version, tensor.dtype) != (result.version, result.dtype):
+            return None
+        if _is_lazy(tensor):
             return None
         return _View(result, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
@@ -170,7 +174,7 @@ class CheapRecomputation(TorchFunctionMode):
     def _keep(self, tensor: Tensor) -> Tensor:
         """Return the same tensor in a buffer, with all of its storage; the model's tensors stay where they are."""
         storage = tensor.untyped_storage()
-        if storage in self._of_model:
+        if storage in self._of_model or _is_lazy(tensor):
             return tensor
         if not self._is_kept(tensor):
             size = storage.nbytes() + -storage.nbytes() % _ALIGNMENT
@@ -202,3 +206,8 @@ def _computed(value: Any) -> Any:
     if isinstance(value, _View):
         return value.result.compute().as_strided(value.size, value.stride, value.offset)
     return value.tensor if isinstance(value, _Root) else value
+
+
+def _is_lazy(tensor: Tensor) -> bool:
+    """Whether a tensor is a view that conjugates or negates what is in memory, which its strides do not say."""
+    return tensor.is_conj() or tensor.is_neg()

@@ -58,6 +58,28 @@ def test_linear_layers_may_be_given_arguments_by_name(autocast):
     assert same(gradients(model, CheapRecomputation(model), autocast), expected)
 
 
+VIEWS = {
+    "complex_view_of_a_cast": lambda x, z: (view := torch.view_as_complex(x.float().view(3, 2, 2))) * view,
+    "conjugate": lambda x, z: z.conj() * z.flip(0),
+    "conjugate_of_a_cheap_result": lambda x, z: (2.0 * z).conj() * z.flip(0),
+    "negative": lambda x, z: z.conj().imag * z.real,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_read_memory_as_before(view):
+    generator, gradients_of = torch.Generator().manual_seed(0), []
+    drawn = torch.randn(3, 4, 2, generator=generator)
+    for context in (contextlib.nullcontext(), CheapRecomputation(torch.nn.Module())):
+        x = drawn[..., 0].bfloat16().requires_grad_()
+        z = torch.view_as_complex(drawn).clone().requires_grad_()
+        with context:
+            result = VIEWS[view](x, z)
+        result.abs().sum().backward()
+        gradients_of.append((z if x.grad is None else x).grad)
+    assert torch.equal(*gradients_of)
+
+
 @pytest.mark.parametrize("trained", ["patch", "all"])
 def test_dropout_is_kept(trained):
     model = patched("gpt2")
