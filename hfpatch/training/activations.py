@@ -147,17 +147,16 @@ class CheapRecomputation(TorchFunctionMode):
         return self._find(value) or _Root(value.detach(), value._version)
 
     def _find(self, tensor: Tensor) -> _View | None:
-        """Return how to compute a tensor again, if it is a view of a cheap result."""
+        """Return how to compute a tensor again, if it is a view of a cheap result and not kept already."""
         result = self._results.get(tensor.untyped_storage())
         if result is None or (tensor._version, tensor.dtype) != (result.version, result.dtype):
             return None
-        if _is_lazy(tensor):
+        if self._is_kept(tensor) or _is_lazy(tensor):
             return None
         return _View(result, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def _pack(self, tensor: Tensor) -> Tensor | _View:
-        view = None if self._is_kept(tensor) else self._find(tensor)
-        if view is not None:
+        if (view := self._find(tensor)) is not None:
             roots = [root for root in view.result.roots() if not root.kept]
             new = {root.tensor.untyped_storage() for root in roots if not self._is_kept(root.tensor)}
             unchanged = all(root.tensor._version == root.version for root in roots)

@@ -117,6 +117,9 @@ def test_a_layer_keeps_what_takes_products_to_compute(case):
     for recompute, expected in ((True, kept), (False, kept + recomputed)):
         a_layer = kept_bytes(case, 3, recompute=recompute) - kept_bytes(case, 2, recompute=recompute)
         assert a_layer == expected * TOKENS.numel()
+    # in all of two layers, of which the first one's norm has no gradient, as it reads frozen embeddings
+    saved = kept_bytes(case, 2, recompute=False) - kept_bytes(case, 2, recompute=True)
+    assert saved == (2 * recomputed - 4 * d) * TOKENS.numel()
 
 
 @pytest.mark.parametrize(
