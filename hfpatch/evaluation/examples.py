@@ -30,11 +30,11 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
     """
     own_left_out, related = False, 0
 
-    def said() -> FewShot | None:
+    def few_shot() -> FewShot | None:
         return FewShot(own_left_out=own_left_out, related=related) if own_left_out or related else None
 
     if not isinstance(task, ConfigurableTask) or not hasattr(task, "sampler"):  # tasks of old draw no own document
-        yield said
+        yield few_shot
         return
     draw, context, from_scored = task.sampler.sample, task.fewshot_context, _from_scored(task)
     asked: Any = None
@@ -68,7 +68,7 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
 
     vars(task)["fewshot_context"], vars(task.sampler)["sample"] = fewshot_context, sample
     try:
-        yield said
+        yield few_shot
     finally:
         del vars(task)["fewshot_context"], vars(task.sampler)["sample"]  # the methods of the classes are visible again
 

@@ -16,14 +16,14 @@ REFERENCE = re.compile(r"[\w.]+:\w+")
 _CONSENTS = ("trust_remote_code", "confirm_run_unsafe_code")
 
 
-def refuse_code(values: dict[str, Any], said: Collection[str], source: str) -> None:
+def refuse_code(values: dict[str, Any], allowed: Collection[str], source: str) -> None:
     """Refuse a recipe that names code outside the installed packages, as its author may not be its user.
 
     Such code are a user's methods (``module:Class``), task files (their templates are code, too, and ``!function``
     names more), the modelling code of a model or a tokenizer, attention kernels of the hub, and code that a model
-    writes. Keys that the user ``said`` beside the file ``source`` are allowed; the error names each other one.
+    writes. The user gave the keys ``allowed`` beside the file ``source``; the error names each other one.
     """
-    below = tuple(f"{key}." for key in said)
+    below = tuple(f"{key}." for key in allowed)
     named = []
     for key, value in leaves(values):
         last = key.rpartition(".")[2]

@@ -49,13 +49,13 @@ class RetentionSettings(Section):
         common["layout"] = "padded" if training.layout == "padded" else "packed"
         by_name = {}
         for name, source in self.sources(model).items():
-            said = source.model_dump()
+            values = source.model_dump()
             if source.streaming or source.source.startswith("tinyworld/"):  # no more is read than is needed
-                said["max_documents"] = source.max_documents or self.documents
-            drawn = said["max_documents"] is None or said["max_documents"] > self.documents
-            said["held_out"] = self.documents if drawn else None
+                values["max_documents"] = source.max_documents or self.documents
+            drawn = values["max_documents"] is None or values["max_documents"] > self.documents
+            values["held_out"] = self.documents if drawn else None
             template = {"chat_template": None} if source.format == "text" else {}
-            by_name[name] = DataSettings(**said, **{**common, **template})
+            by_name[name] = DataSettings(**values, **{**common, **template})
         return by_name
 
 

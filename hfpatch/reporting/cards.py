@@ -53,8 +53,8 @@ def write_patch_cards(run_dir: Path, results: ComparisonResults) -> list[Path]:
             is_measured = verdict is not None and verdict.n > 0
             scores = score(base, scale), score(run.metrics.get(metric), scale) if run is not None else NOTHING
             change = change_text(change_of(results, verdict, plain=False)) if is_measured and verdict else NOTHING
-            said = verdict_text(results, verdict) if verdict is not None else NOTHING
-            rows.append([task, metric, documents_text(info.n, info.clusters), *scores, change, said])
+            outcome = verdict_text(results, verdict) if verdict is not None else NOTHING
+            rows.append([task, metric, documents_text(info.n, info.clusters), *scores, change, outcome])
         labels = ("Data", f"Batch plan, seed {seed}", "Training")
         measured = Measured(
             title=name,

@@ -97,12 +97,12 @@ def gain_on(results: ComparisonResults, method: str, task: str, *, plain: bool =
 
 def verdict_text(results: ComparisonResults, verdict: Verdict) -> str:
     """Return a verdict in words: with its margin, why nothing was tested or decided, and what would decide it."""
-    said = str(outcome_of(verdict))
+    text = str(outcome_of(verdict))
     info = results.tasks.get(verdict.task)
     if verdict.tone == "undecided" and not verdict.why and info is not None and verdict.metric == info.primary:
         level = level_at(results, verdict.other, verdict.task)
-        return f"{said} ({verdict.other} {level})" if level else said
-    return said
+        return f"{text} ({verdict.other} {level})" if level else text
+    return text
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ def print_document(document: doc.Document) -> None:
                     console.print(f"{label}: {value}", highlight=False, markup=False, soft_wrap=True)
             case doc.Findings():
                 for finding in block.items:
-                    said, style = f"{doc.MARKS[finding.tone]} {finding}", _COLOURS.get(finding.tone, "")
-                    console.print(said, style=style, highlight=False, markup=False)
+                    text, style = f"{doc.MARKS[finding.tone]} {finding}", _COLOURS.get(finding.tone, "")
+                    console.print(text, style=style, highlight=False, markup=False)
 
 
 def _beginnings(sentences: Sequence[str], width: int) -> list[str]:

@@ -347,11 +347,11 @@ def _rate_errors(results: ComparisonResults) -> str:
     """Return what the choice of the rates may be worth, to follow the sentence about them."""
     errors = {name: error for name, error in results.rate_errors.items() if error is not None}
     bounded = {name: error for name, error in errors.items() if math.isfinite(error)}
-    said = []
+    clauses = []
     if bounded:
         most = max(bounded, key=lambda name: bounded[name])
         worst = f", of {most} the most" if len(bounded) > 1 else ""
-        said.append(f"the choice may be worth up to {bounded[most]:.2g} nats per token{worst}")
+        clauses.append(f"the choice may be worth up to {bounded[most]:.2g} nats per token{worst}")
     if edges := [name for name in errors if name not in bounded]:
-        said.append(f"for {listed(edges)} it is not bounded")
-    return f": {'; '.join(said)}" if said else ""
+        clauses.append(f"for {listed(edges)} it is not bounded")
+    return f": {'; '.join(clauses)}" if clauses else ""

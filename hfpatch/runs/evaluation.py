@@ -166,14 +166,14 @@ def _common(scored: Mapping[str, EvaluatedVariant]) -> tuple[dict[str, TaskResul
     Tokenizers differ in the documents that they leave nothing to score of.
     """
     common: dict[str, TaskResult] = {}
-    said = []
+    warnings = []
     for task, score in next(iter(scored.values())).scores.items():
         if len({variant.scores[task].data_sha256 for variant in scored.values()}) == 1:
             common[task] = score
         else:
             counts = ", ".join(f"{label} {variant.scores[task].n:,}" for label, variant in scored.items())
-            said.append(f"{task}: not compared, as the models cannot all score the same documents ({counts}).")
-    return common, said
+            warnings.append(f"{task}: not compared, as the models cannot all score the same documents ({counts}).")
+    return common, warnings
 
 
 def _score(variants: Variants, variant: Variant, selection: Selection, storage: Storage) -> EvaluatedVariant:

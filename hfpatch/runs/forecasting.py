@@ -264,19 +264,19 @@ def _warnings_of(questions: Sequence[PlannedQuestion], measured: Measured, like:
 
 def _assumptions(measured: Measured, questions: Sequence[PlannedQuestion]) -> list[str]:
     """Return what is assumed of the times, of the differences that tasks can show, and of those of the questions."""
-    setup, said = measured.setup, [measured.words, "Loading, hashing and saving are left out."]
+    setup, sentences = measured.setup, [measured.words, "Loading, hashing and saving are left out."]
     if not isinstance(setup, StudySetup):
-        said[-1] += (
+        sentences[-1] += (
             " A method is taken to be as fast as the largest of its kind, and to be slower or faster than the base by "
             "the same factor on all tasks."
         )
     if setup.held_out is not None:
-        said.append("The loss on held-out text takes a third of a step's time for each token.")
+        sentences.append("The loss on held-out text takes a third of a step's time for each token.")
     if not isinstance(setup, StudySetup) and setup.retained:
-        said.append("Text of retention takes two thirds: the base and the method read it.")
+        sentences.append("Text of retention takes two thirds: the base and the method read it.")
     accuracies = {spread.accuracy for spread in measured.spreads.values() if spread.sd is not None}
     if accuracies:
-        said.append(
+        sentences.append(
             "Differences are from the base, tested as compare does, before any correction. A document's score varies "
             "under the base as on the scored sample."
         )
@@ -284,7 +284,7 @@ def _assumptions(measured: Measured, questions: Sequence[PlannedQuestion]) -> li
         changes = {change: by_kind[accuracy].text("it") for change, by_kind in ASSUMED.items()}
         clauses = [f"a method that changes the base {change} {text}" for change, text in changes.items()]
         name = "right and wrong answers" if accuracy else "likelihoods"
-        said.append(f"Of {name} it is assumed that {'; '.join(clauses)}: as on the quickstart.")
+        sentences.append(f"Of {name} it is assumed that {'; '.join(clauses)}: as on the quickstart.")
 
     others = {"gain": "the LoRA of its size", "keep": "the base"}
     scores = {"text": "losses on texts", "answers": "bits per byte of answers", "accuracy": "accuracies"}
@@ -294,9 +294,9 @@ def _assumptions(measured: Measured, questions: Sequence[PlannedQuestion]) -> li
             _, kind, assumed = assumption
             clauses.append(f"by {scores[kind]} a method {assumed.text(others[asked.question])}")
     if clauses:
-        said.append(
+        sentences.append(
             "What the primary questions can decide is assumed, and may be wrong by a factor of two: documents vary "
             "under the base as on a sample, and as in hfpatch's own comparisons "
             f"{'; '.join(dict.fromkeys(clauses))}. --like RUN takes the variances of an earlier comparison."
         )
-    return said
+    return sentences

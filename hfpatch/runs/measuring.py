@@ -115,10 +115,10 @@ class Measured:
         """How far everything was sampled."""
         tokens = [timed.tokens for timed in self.timed.values() if timed.tokens]
         steps = [kind.step_share for kind in self.kinds.values() if kind.step_share is not None]
-        said = [f"{_range(tokens, '{:,}')} tokens of each task"] if tokens else []
+        parts = [f"{_range(tokens, '{:,}')} tokens of each task"] if tokens else []
         one = "variant" if isinstance(self.setup, StudySetup) else "kind of method"
-        said += [f"{_range(steps, '{:.0%}')} of a step of each {one}"] if steps else []
-        return f"Measured were {' and '.join(said)}; the rest in proportion to its operations."
+        parts += [f"{_range(steps, '{:.0%}')} of a step of each {one}"] if steps else []
+        return f"Measured were {' and '.join(parts)}; the rest in proportion to its operations."
 
     def work(self, units: Iterable[Unit]) -> dict[str, Work]:
         """Return the work of all units by action."""

@@ -53,10 +53,10 @@ def measure_further(unit: Unit, setup: ComparisonSetup, progress: Progress) -> s
         PartialState().wait_for_everyone()
     measured = check_measured(marker, identity)
     scores = measured.evaluation.items()
-    said = [f"{task} KL {score.metrics[KL]:.4g}" for task, score in scores if KL in score.metrics]
+    parts = [f"{task} KL {score.metrics[KL]:.4g}" for task, score in scores if KL in score.metrics]
     if measured.tuning_loss is not None:
-        said.insert(0, f"at {unit.scale:g} loss on the text of tuning {measured.tuning_loss:.4f}")
-    return ", ".join(said) or "diverged"
+        parts.insert(0, f"at {unit.scale:g} loss on the text of tuning {measured.tuning_loss:.4f}")
+    return ", ".join(parts) or "diverged"
 
 
 def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Ranks) -> Measurement:

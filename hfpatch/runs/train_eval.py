@@ -222,9 +222,9 @@ class TrainEvalSession(Session):
                 outcome = f"{verdict.outcome} ({verdict.why})" if verdict.why else verdict.outcome
                 pairs = outcomes.setdefault(outcome, [])
                 pairs.append(f"{verdict.method} against {verdict.other} on {verdict.task}")
-            said = [f"{outcome}: {listed(pairs)}" for outcome, pairs in outcomes.items()]
-            said += [f"more seeds for {listed(look.growing)}"] if look.growing else []
-            self.progress.finished(f"look at {seeds} seeds", "; ".join(said))
+            parts = [f"{outcome}: {listed(pairs)}" for outcome, pairs in outcomes.items()]
+            parts += [f"more seeds for {listed(look.growing)}"] if look.growing else []
+            self.progress.finished(f"look at {seeds} seeds", "; ".join(parts))
         PartialState().wait_for_everyone()
 
     def _complete_training(self, unit: Unit) -> None:

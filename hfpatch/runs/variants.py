@@ -182,9 +182,9 @@ class Variants:
 
     def warnings(self, tasks: Mapping[str, Any]) -> list[str]:
         """Return which scores do not compare: those per token, or of windows of different lengths."""
-        said = []
+        cautions = []
         if per_token := self.cut_by_tokens(tasks):
-            said.append(
+            cautions.append(
                 f"{', '.join(per_token)}: scored per token, and the models have different tokenizers, so these scores "
                 "do not compare; accuracies, bits per byte and perplexities per word or byte do."
             )
@@ -192,11 +192,11 @@ class Variants:
         lengths = {label: facts["max_length"] for label, facts in self.facts.items()}
         if rolling and len(set(lengths.values())) > 1:
             shown = ", ".join(f"{label} {length:,}" for label, length in lengths.items())
-            said.append(
+            cautions.append(
                 f"{', '.join(rolling)}: the models have context windows of different lengths (tokens: {shown}), and a "
                 f"longer one lowers the perplexity; --max-length {min(lengths.values())} sets one length for all."
             )
-        return said
+        return cautions
 
     def load(self, model: ModelSettings) -> Base:
         """Return a model on the device where it is scored; the one that was loaded last stays in memory.

@@ -286,17 +286,17 @@ def _remarks(
     size = f"{label}: {count:,} parameters added, {share:.2%} of the base's {total:,}"
     if is_large:
         size += "; hfpatch.sized(config, model, parameters='1%') returns a configuration of any size"
-    said = [(logging.WARNING if is_large else logging.INFO, size)]
+    remarks = [(logging.WARNING if is_large else logging.INFO, size)]
     if given is None and (others := left_out(model)):  # what is left out was not chosen
         reasons = "; ".join(f"{what}: {why}" for what, why in others.items())
-        said.append((logging.WARNING, f"{label}: left out: {reasons}"))
+        remarks.append((logging.WARNING, f"{label}: left out: {reasons}"))
     if _HEADS.search(type(model).__name__) and config.task_type not in _TRAIN_HEADS:
         body, kept = getattr(model, "base_model_prefix", ""), config.modules_to_save or ()
         heads = [name for name, module in model.named_children() if name != body and [*module.parameters()]]
         if frozen := [name for name in heads if name not in kept]:
             advice = f"if it is random, train it: modules_to_save={heads}, or PEFT's task_type"
-            said.append((logging.WARNING, f"{label}: {', '.join(frozen)} stays frozen; {advice}"))
-    return said
+            remarks.append((logging.WARNING, f"{label}: {', '.join(frozen)} stays frozen; {advice}"))
+    return remarks
 
 
 def left_out(model: nn.Module) -> dict[str, str]:

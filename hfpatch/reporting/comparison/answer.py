@@ -84,25 +84,25 @@ def lead(results: ComparisonResults) -> str:
     if other == ANOTHER:
         other = "what it is compared with"
     if names["better"] and other == "what it is compared with":
-        said = (
+        sentence = (
             f"On {task}, {listed([f'{pair.method} beats {pair.other}' for pair in verdicts if pair.tone == 'better'])}."
         )
     elif better := names["better"]:
         beat = "beat" if len(better) > 1 else "beats"
-        said = f"On {task}, {names_text(better, results.others, results.noun)} {beat} {other}."
+        sentence = f"On {task}, {names_text(better, results.others, results.noun)} {beat} {other}."
     elif len(names["not tested"]) == len(verdicts):
-        said = f"On {task} nothing was tested{_why(verdicts)}."
+        sentence = f"On {task} nothing was tested{_why(verdicts)}."
     elif len(names["worse"]) == len(verdicts) > 1:
-        said = f"On {task} every {results.noun} that was asked about is worse than {other}."
+        sentence = f"On {task} every {results.noun} that was asked about is worse than {other}."
     else:
-        said = f"On {task} no {results.noun} is shown to be better than {other}."
+        sentence = f"On {task} no {results.noun} is shown to be better than {other}."
     gains = {
         name: gain.difference
         for name in results.others
         if (gain := gain_on(results, name, verdicts[0].task)) is not None
     }
     if other == results.baseline or len(gains) < 2:
-        return said
+        return sentence
     most, second = sorted(gains, key=lambda name: -gains[name])[:2]
     if gains[most] > max(0.0, gains[second]):
         size = short_count(results.methods[most].compared_size)
@@ -110,12 +110,12 @@ def lead(results: ComparisonResults) -> str:
             results.verdict(*pair) for pair in ((most, verdicts[0].task, second), (second, verdicts[0].task, most))
         )
         tones = [made.tone for made in between if made is not None]
-        said += f" {most} gains most over {results.baseline}, with {size} parameters"
+        sentence += f" {most} gains most over {results.baseline}, with {size} parameters"
         if not {"better", "worse"} & {*tones}:
             untested = {*tones} <= {"not tested"}
-            said += "; its lead was not tested" if untested else f"; its lead over {second} is not shown"
-        said += "."
-    return said
+            sentence += "; its lead was not tested" if untested else f"; its lead over {second} is not shown"
+        sentence += "."
+    return sentence
 
 
 def sentences(results: ComparisonResults) -> Findings:
@@ -165,18 +165,18 @@ def _sentence(results: ComparisonResults, verdict: Verdict) -> Finding:
     less = f", less than {margin_text(verdict, gain)}" if "less than" in verdict.outcome else ""
     if keeps:
         verb = "loses" if gain.difference < 0 else "gains"
-        said = f"{verb} {size} {unit} on {task}{ends}"
+        text = f"{verb} {size} {unit} on {task}{ends}"
     else:
-        said = f"is {size} {unit} {side} {other}{ends}"
+        text = f"is {size} {unit} {side} {other}{ends}"
     if verdict.tone == "undecided":
         needs = needs_text(verdict)
         why = f" ({verdict.why})" if verdict.why else f"; {needs} would decide it" if needs else ""
-        said += f": undecided{why}. {_alone(results, verdict)}".rstrip(". ")
+        text += f": undecided{why}. {_alone(results, verdict)}".rstrip(". ")
     elif verdict.tone == "same":
-        said += f": {outcome.verb}{outcome.within}"
+        text += f": {outcome.verb}{outcome.within}"
     else:
-        said += f": {outcome.verb}{outcome.rates}{less}"
-    return Finding(verdict.method, f"{said}.", verdict.tone)
+        text += f": {outcome.verb}{outcome.rates}{less}"
+    return Finding(verdict.method, f"{text}.", verdict.tone)
 
 
 def _alone(results: ComparisonResults, verdict: Verdict) -> str:
@@ -252,21 +252,21 @@ def names_text(names: Collection[str], every: Collection[str], noun: str = "meth
     families: dict[str, list[str]] = {}
     for name in names:
         families.setdefault(family_of(name), []).append(name)
-    said = []
+    texts = []
     for family, points in families.items():
         whole = [name for name in every if family_of(name) == family]
         budgets = ", ".join(filter(None, map(budget_in, points)))
-        said.append(family if len(points) == len(whole) or not budgets else f"{family} ({budgets})")
-    return listed(said)
+        texts.append(family if len(points) == len(whole) or not budgets else f"{family} ({budgets})")
+    return listed(texts)
 
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     """Return the tone of several verdicts together: ``mixed`` is better on one task and worse on another."""
-    said = {verdict.tone for verdict in verdicts}
-    if {"better", "worse"} <= said:
+    present = {verdict.tone for verdict in verdicts}
+    if {"better", "worse"} <= present:
         return "mixed"
     tones: tuple[Tone, ...] = ("better", "worse", "undecided", "same")
-    return next((tone for tone in tones if tone in said), "not tested")
+    return next((tone for tone in tones if tone in present), "not tested")
 
 
 def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Table:
@@ -309,10 +309,10 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
 
 def _for_terminal(table: Table) -> Table:
     """Return the table with the notes of its columns in its caption."""
-    said = [f"{column.name}: {', '.join(column.notes)}" for column in table.columns if column.notes and not column.rank]
+    notes = [f"{head.name}: {', '.join(head.notes)}" for head in table.columns if head.notes and not head.rank]
     columns = tuple(replace(column, notes=column.notes if column.rank else ()) for column in table.columns)
     footnotes = {"[": "[Intervals] are corrected for all pairs of the question."} | _FOOTNOTES
-    return replace(table, columns=columns, caption=f"{'; '.join(said)}." if said else "", footnotes=footnotes)
+    return replace(table, columns=columns, caption=f"{'; '.join(notes)}." if notes else "", footnotes=footnotes)
 
 
 def _sizes(results: ComparisonResults, order: Sequence[str], controls: Mapping[str, str | None]) -> list[_Column]:
@@ -409,17 +409,17 @@ def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) ->
             outcome = replace(outcome_of(verdicts[0], gain_of(results, verdicts[0])), within="")  # in the heading
             cells.append(Cell((str(outcome),), verdicts[0].tone))
             continue
-        said: dict[str, list[str]] = {}
+        by_words: dict[str, list[str]] = {}
         for verdict in verdicts:
             alone = (
                 "" if keep or verdict.is_found or verdict.p is None or verdict.low <= 0 <= verdict.high else "alone "
             )
             worse = (verdict.difference > 0) != verdict.higher_is_better
             words = f"alone {'worse' if worse else 'better'}" if alone else verdict.outcome.partition(" by ")[0]
-            said.setdefault(words, []).append(task_text(verdict.task).removeprefix("tinyworld_"))
-        clauses = [f"{words}: {', '.join(names)}" for words, names in said.items() if words != "not decided"]
-        if len(said) == 1 and not next(iter(said)).startswith("alone"):
-            words = next(iter(said)) + (" on all" if len(verdicts) > 1 and keep else "")
+            by_words.setdefault(words, []).append(task_text(verdict.task).removeprefix("tinyworld_"))
+        clauses = [f"{words}: {', '.join(names)}" for words, names in by_words.items() if words != "not decided"]
+        if len(by_words) == 1 and not next(iter(by_words)).startswith("alone"):
+            words = next(iter(by_words)) + (" on all" if len(verdicts) > 1 and keep else "")
         else:
             words = "; ".join(clauses)
         lost = bool(keep) and any(verdict.tone == "worse" for verdict in verdicts)

@@ -177,8 +177,8 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
 
     yield doc.Section("answer", "Answer", tuple(_answer(results, figures("differences"))))  # the first screen
     yield from compared
-    said = cautions(results)
-    notes: list[doc.Block] = [doc.Sentences(said)] if said else []
+    warnings = cautions(results)
+    notes: list[doc.Block] = [doc.Sentences(warnings)] if warnings else []
     if not results.complete:
         checked = "parameters match, updates survive and the base is sound"
         if results.study is not None:

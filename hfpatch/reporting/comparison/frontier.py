@@ -75,17 +75,17 @@ def sentence(results: ComparisonResults, line: FrontierLine) -> str:
         return "is compared with no LoRA of several budgets"
     if line.method == frontier.reference:
         return "is what the others are compared with"
-    name, said = frontier.reference, []
+    name, clauses = frontier.reference, []
     if exchange is not None and exchange.rate is not None:
         low, high = (times_text(end) for end in (exchange.low, exchange.high))
-        said.append(f"reaches {name}'s gain with {times_text(exchange.rate)} times its parameters [{low}, {high}]")
+        clauses.append(f"reaches {name}'s gain with {times_text(exchange.rate)} times its parameters [{low}, {high}]")
     if verdicts := against_reference(results, line):
-        said.append(_where(results, name, verdicts, at_every=len(verdicts) == len(line.points) > 1))
+        clauses.append(_where(results, name, verdicts, at_every=len(verdicts) == len(line.points) > 1))
     if exchange is not None and exchange.rate is None and exchange.bounds:
-        said.append(f"needs {exchange.bounds} times {name}'s parameters for equal gain ({exchange.why})")
+        clauses.append(f"needs {exchange.bounds} times {name}'s parameters for equal gain ({exchange.why})")
     elif exchange is not None and exchange.rate is None:
-        said.append(f"its exchange rate cannot be told ({exchange.why})")
-    return "; ".join(said) or f"is not compared with {name}"
+        clauses.append(f"its exchange rate cannot be told ({exchange.why})")
+    return "; ".join(clauses) or f"is not compared with {name}"
 
 
 def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict], *, at_every: bool) -> str:
@@ -117,8 +117,8 @@ def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict
             first = next(iter(verdicts.values()))
             side, other = ("ahead of", "behind") if first.tone == "better" else ("behind", "ahead")
             return f"is {side} {name} below {crossing:,} parameters, {other} above"
-    said = {f"ahead of {name}": better, f"behind {name}": worse, f"equivalent to {name}": same, "undecided": undecided}
-    return f"is {listed([f'{words} at {listed(budgets)}' for words, budgets in said.items() if budgets])}"
+    at = {f"ahead of {name}": better, f"behind {name}": worse, f"equivalent to {name}": same, "undecided": undecided}
+    return f"is {listed([f'{words} at {listed(budgets)}' for words, budgets in at.items() if budgets])}"
 
 
 def frontier_csv(results: ComparisonResults) -> str:
