@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from hfpatch.errors import HfpatchError
-from hfpatch.surgery.patch import Model, require_plain, unpatch
-from hfpatch.tuners.adapters import AdapterWrapper
+from hfpatch.surgery.patch import require_plain, unpatch
+from hfpatch.tuners.adapters import AdapterWrapper, Model
 from hfpatch.tuners.layer import MethodLayer, layers_by_site
 from hfpatch.tuners.merging import merged_weights
 

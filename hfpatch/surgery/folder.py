@@ -34,9 +34,9 @@ from hfpatch.surgery.part_files import (
     tensors_of,
     write_patch,
 )
-from hfpatch.surgery.patch import Model, patch, unpatch
+from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.surgery.scale import require_unscaled, scale_patch
-from hfpatch.tuners.adapters import activate_adapters, adapter_parameters, base_parameters, has_adapters, stack
+from hfpatch.tuners.adapters import Model, activate_adapters, adapter_parameters, base_parameters, has_adapters, stack
 from hfpatch.tuners.checks import require_untouched_base
 from hfpatch.tuners.config import method_name
 from hfpatch.tuners.quantised import keep_unpacked

@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel, inject_adapter_in_model
@@ -22,6 +22,7 @@ from hfpatch.support.markup import html_table
 from hfpatch.surgery.checkpoints import disable_checkpoints, enable_checkpoints
 from hfpatch.tuners.adapters import (
     AdapterWrapper,
+    Model,
     activate_adapters,
     adapter_parameters,
     base_parameters,
@@ -36,8 +37,6 @@ from hfpatch.tuners.config import MethodConfig, drawn_as, method_name, with_pyth
 from hfpatch.tuners.contracts import require_adapter_name
 from hfpatch.tuners.model import left_out, unreached_layers
 from hfpatch.tuners.quantised import keep_unpacked
-
-Model = TypeVar("Model", bound=nn.Module)
 
 _HEADINGS = ("layer", "added parameters")
 _TRAINABLE_BEFORE = "_hfpatch_trainable_before"  # on the model, so that a copy of it can be unpatched too

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -11,10 +11,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.tuners.adapters import AdapterWrapper
+from hfpatch.tuners.adapters import AdapterWrapper, Model
 from hfpatch.tuners.layer import MethodLayer
-
-Model = TypeVar("Model", bound=nn.Module)
 
 _SCALED = "_hfpatch_scaled"  # of a LoRA layer: by adapter its factor at scale 1, and the one that was put in its place
 

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from peft import PeftConfig
@@ -21,6 +21,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.sites import survey
 from hfpatch.tuners.model import detach_layers, restore_wrapped
 
+Model = TypeVar("Model", bound=nn.Module)
 AdapterWrapper = (BaseTunerLayer, AuxiliaryTrainingWrapper)
 _LOW = (torch.float16, torch.bfloat16)
 _NUMBER = re.compile(r"\.(\d+)\.")
