@@ -344,16 +344,16 @@ class Command:
         )
 
     @property
-    def log(self):
+    def output(self):
         return (self.out.parent / "log.txt").read_text()
 
     def wait_for(self, run, step):
         """Wait until a run has done some steps; return its worker."""
         metrics, deadline = MetricsFile(self.out / "runs" / run / "seed-0" / "metrics.jsonl"), time.monotonic() + 300
         while (last := metrics.last()) is None or last.step < step:
-            assert time.monotonic() < deadline and self.process.poll() is None, self.log  # noqa: PT018
+            assert time.monotonic() < deadline and self.process.poll() is None, self.output  # noqa: PT018
             time.sleep(0.02)
-        return psutil.Process(int(re.findall(rf"{run} · seed 0: train on \S+:(\d+)", self.log)[-1]))
+        return psutil.Process(int(re.findall(rf"{run} · seed 0: train on \S+:(\d+)", self.output)[-1]))
 
     def interrupt(self, number, worker):
         """Send the command a signal, which must end it and its processes within seconds; return its exit code."""
@@ -378,7 +378,7 @@ def goes_on_whoever_ends(study, straight, out, number, *options):
     second = command.wait_for("one", MetricsFile(run / "metrics.jsonl").last().step + 40)
     assert second.pid != first.pid
     assert command.interrupt(number, second) == 128 + number
-    assert re.search(r"one · seed 0: its worker ended \(.+\); another one goes on from the newest", command.log)
+    assert re.search(r"one · seed 0: its worker ended \(.+\); another one goes on from the newest", command.output)
     assert 40 < saved() == MetricsFile(run / "metrics.jsonl").last().step < study.training.steps  # where it was stopped
     assert [path.name for path in out.iterdir() if path.name in (".locks", ".queue")] == []
 
