@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 
 from hfpatch.support.files import write_json
-from hfpatch.support.provenance import Clock, provenance
+from hfpatch.support.provenance import Clock, checkout_state, provenance
 
 TRAIN = """
 import torch
@@ -82,7 +82,7 @@ COMMANDS = {
     "hfpatch compare to a step": ["-c", FIRST_STEP, "compare", "quickstart", *SMALL],
     TO_UNITS: ["-c", FIRST_UNITS, "compare", "quickstart", *SMALL, "--jobs", "2"],
 }
-DEQUANTISED, KEPT, JOBS = "hfpatch eval, dequantised", "hfpatch eval, kept", "hfpatch compare --jobs 2"
+DEQUANTISED, KEPT, JOBS = "hfpatch eval (dequantised)", "hfpatch eval (kept)", "hfpatch compare --jobs 2"
 PEERS = {
     "hfpatch train": "minimal training script",
     "hfpatch compare": "minimal comparison script",
@@ -119,7 +119,10 @@ def main() -> None:
         print(f"{name:<34}{value:>7.2f} s" + (f" {ratios[name]:>6.2f} x {PEERS[name]}" if name in ratios else ""))
     if arguments.json:
         report = {"seconds": {name: taken[1:] for name, taken in seconds.items()}, "ratios": ratios}
-        write_json(arguments.json, {**report, "provenance": provenance(clock)})
+        made = provenance(clock)
+        if arguments.checkout:
+            made["commit"], made["dirty"] = checkout_state(arguments.checkout / "hfpatch")
+        write_json(arguments.json, {**report, "provenance": made})
 
 
 def cpu_seconds(name: str) -> float:

@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -138,6 +139,31 @@ def test_serving_prepares_a_case_and_gathers_what_was_served(start, tmp_path):
     (case / "served-eager.json").write_text(json.dumps({**row, "kv_bytes_per_token": 2048, "passed": True}))
     assert "1 of 1 passed" in start("serving", "gather", tmp_path, "--json", out)
     assert json.loads(out.read_text(encoding="utf-8"))["cases"][0]["case"] == "gpt2-skip_alone"
+
+
+def test_first_seconds_of_a_gguf_file_are_measured_with_and_without_its_kept_model(start, tmp_path, monkeypatch):
+    """The commands themselves take minutes: what they are run with is recorded here."""
+    run, started, out = subprocess.run, [], tmp_path / "start.json"
+
+    def record(words, **options):
+        if words[0] != sys.executable:  # provenance asks git and the system
+            return run(words, **options)
+        started.append((words[3], options["env"].get("HFPATCH_CACHE")))
+        return subprocess.CompletedProcess(words, 0, stdout="", stderr="")
+
+    monkeypatch.setattr(subprocess, "run", record)
+    monkeypatch.delenv("HFPATCH_CACHE", raising=False)
+    options = ("--gguf", "model.gguf", "--data-dir", tmp_path, "--checkout", tmp_path, "--rounds", "2")
+    start("start", *options, "--json", out)
+    commands, caches = zip(*started, strict=True)
+    assert commands == ("eval", "eval", "compare") * 3
+    assert [cache is None for cache in caches] == [False, True, True] * 3
+    assert len(set(caches)) == 4  # an empty one each time that the file is dequantised
+    report = json.loads(out.read_text())
+    assert {name: len(taken) for name, taken in report["seconds"].items()} == {
+        "hfpatch eval (dequantised)": 2, "hfpatch eval (kept)": 2, "hfpatch compare --jobs 2": 2,
+    }  # fmt: skip
+    assert report["provenance"]["commit"] is None  # of what was measured: a folder without a checkout
 
 
 def test_the_table_has_the_ratios_of_the_committed_files(start):
