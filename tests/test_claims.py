@@ -1,4 +1,4 @@
-"""Claims about methods in the pages are verdicts of the committed results.
+"""Claims about methods in the pages are verdicts of the committed results, and so are the numbers beside them.
 
 A claim is a comment behind its sentence, ``RUN: METHOD < OTHER, METHOD ? OTHER on TASK``: worse, undecided, with ``>``
 better, with ``=`` equivalent or kept, with ``/`` not tested.
@@ -13,14 +13,16 @@ import pytest
 from hfpatch import load_results
 
 ROOT = Path(__file__).parents[1]
+REAL_MODELS = "docs/what-a-real-model-shows.md"
 PAGES = (
     "README.md",
     "results/README.md",
-    "docs/what-a-real-model-shows.md",
+    REAL_MODELS,
     *(f"docs/methods/{path.name}" for path in sorted((ROOT / "docs" / "methods").glob("*.md"))),
 )
 MEANING = {"<": "worse", "=": "same", ">": "better", "?": "undecided", "/": "not tested"}
 CLAIM = re.compile(r"<!-- ([\w-]+): (.+?)\s+on\s+([\w ]+?)\s*-->", re.DOTALL)
+NUMBER = re.compile(r"(-?\d+\.\d+) \[(-?\d+\.\d+),\s+(-?\d+\.\d+)\]")
 
 
 @cache
@@ -28,25 +30,66 @@ def verdicts_of(run):
     return load_results(ROOT / "results" / run, kind=None).verdicts
 
 
-def claims():
-    for page in PAGES:
-        for run, pairs, task in CLAIM.findall((ROOT / page).read_text(encoding="utf-8")):
-            for pair in pairs.split(","):
-                yield pytest.param(run, *pair.split(), task, id=f"{page}: {run} {' '.join(pair.split())} {task}")
+@cache
+def items_of(page):
+    """Return the paragraphs, list items and rows of tables of a page."""
+    return re.split(r"\n\n|\n(?=\d+\. |- |\| )", (ROOT / page).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("run", "method", "sign", "other", "task"), list(claims()))
+def claims_of(item):
+    """Yield run, method, sign, other and task of each claim."""
+    for run, pairs, task in CLAIM.findall(item):
+        for pair in pairs.split(","):
+            yield run, *pair.split(), task
+
+
+def numbers_of(text):
+    """Return each difference with an interval as three texts."""
+    return set(NUMBER.findall(text.replace("−", "-").replace("+", "")))
+
+
+def verdicts(run, method, other, task):
+    return [pair for pair in verdicts_of(run) if (pair.method, pair.other, pair.task) == (method, other, task)]
+
+
+@pytest.mark.parametrize(
+    ("run", "method", "sign", "other", "task"),
+    [
+        pytest.param(*claim, id=f"{page}: {' '.join(claim)}")
+        for page in PAGES
+        for item in items_of(page)
+        for claim in claims_of(item)
+    ],
+)
 def test_a_claim_is_a_verdict(run, method, sign, other, task):
-    asked = (method, other, task)
-    tones = {pair.tone for pair in verdicts_of(run) if (pair.method, pair.other, pair.task) == asked}
-    assert tones == {MEANING[sign]}
+    assert {pair.tone for pair in verdicts(run, method, other, task)} == {MEANING[sign]}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_marks_its_claims(page):
     """A paragraph or list item that says "worse" or "better than" of methods has a claim."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    items = re.split(r"\n\n|\n(?=\d+\. |- )", text)
-    for item in items:
+    for item in items_of(page):
         if re.search(r"\b(worse|better) than\b", CLAIM.sub("", item)):
             assert CLAIM.search(item), item
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_number_beside_a_claim_is_the_difference_of_its_verdict(page):
+    """It is a gain or, where the text says how much worse a method is, a loss, with the interval of the outcome."""
+    for item in items_of(page):
+        decided = set()
+        for run, method, _, other, task in claims_of(item):
+            for pair in verdicts(run, method, other, task):
+                ends = (pair.difference, pair.corrected_low, pair.corrected_high)
+                for difference, low, high in (ends, (-ends[0], -ends[2], -ends[1])):
+                    decided.add((f"{difference:.3f}", f"{low:.3f}", f"{high:.3f}"))
+        assert not decided or numbers_of(item) <= decided, item
+
+
+def test_the_readme_repeats_answers_of_the_page_on_real_models():
+    answers = {number: item for item in items_of(REAL_MODELS) for number in numbers_of(item)}
+    rows = [re.split(r" \| ", item.strip("| ")) for item in items_of("README.md") if numbers_of(item)]
+    assert len(rows) == 12
+    for _, answer, difference in rows:
+        (number,) = numbers_of(difference)
+        assert answer.partition(",")[0] in answers[number]
