@@ -243,7 +243,8 @@ def check(case, name):
     sites = method.among([site for site in every if "all" not in site.place.refused and method.takes(site)])
     if not sites:
         why = sweep.is_refused(case, method.config()).removeprefix("no layer of this model can be changed: ")
-        return "refused: " + re.sub(r"^[A-Z]\w+(?= (has|is|does|takes) )", "the attention", why)
+        why = sweep.refusal(case, "all") or re.sub(r"^[A-Z]\w+(?= (has|is|does|takes) )", "the attention", why)
+        return f"refused: {why}"
     hfpatch.patch(model, method.config(), names=["a"])
     assert torch.equal(logits_of(model, tokens).view(torch.int32), plain.view(torch.int32)), "changes at init"
     perturb(model, std=method.std)

@@ -131,7 +131,7 @@ def patched(case, method, form="preserving"):
 
 
 def finds_the_sites(case):
-    """Return how many attention modules there are, and in how many of the blocks."""
+    """Compare the attention modules with the places; return ``yes`` where every block has one, or what else."""
     model = make(case)
     paths, expected = [site.path for site in hfpatch.find_sites(model)], [site.path for site in sites_of(case, model)]
     if model_type(case) == "big_bird":  # its inner module is exchanged at run time, so what is around it stands for it
@@ -145,7 +145,9 @@ def finds_the_sites(case):
     for layer in skipped:
         with pytest.raises(HfpatchError, match=f"layer {layer} "):
             hfpatch.patch(model, PreProjectionConfig(layers_to_transform=[layer]))
-    return f"{len(paths)} in {len(blocks)} of {len(blocks) + len(skipped)}"
+    if len(paths) > len(blocks):
+        return "several in a block"
+    return "in some blocks alone" if skipped else "yes"
 
 
 def is_right_where_it_is_declared(case):
@@ -266,10 +268,10 @@ def is_refused(case, config):
 
 
 def check(case, method):
-    """Run everything on one case and method; return the word for it."""
-    if refusal(case, method):
+    """Run everything on one case and method; return ``yes``, or ``refused`` or on how many layers it acts, and why."""
+    if why := refusal(case, method):
         is_refused(case, configuration(method))
-        return "refused"
+        return f"refused: {why}"
     bench = patched(case, method)
     twin, leaves, _ = bench.twin()
     logits = has_the_gradients_of(twin, leaves, case, bench.model, bench.tensors(), bench.tokens)
@@ -300,29 +302,32 @@ def failing(work, *args):
 
 def reached(bench):
     possible, layers = len(bench.sites), len(sites_of(bench.case, bench.base))
-    return "yes" if possible == layers else f"{possible} of {layers} layers"
+    (why,) = place_of(bench.case).refused_in_some.values() if possible < layers else ("",)
+    return f"{possible} of {layers} layers: {why}" if why else "yes"
 
 
 def check_control(case, control):
-    """Run what is a control's own on one case: its formula, and folding where it folds; return the words for it."""
-    if refusal(case, control):
+    """Run what is a control's own on one case, its formula and folding; return a word as :func:`check` does."""
+    if why := refusal(case, control):
         is_refused(case, configuration(control))
-        return "refused"
+        return f"refused: {why}"
     bench = patched(case, control)
-    expected = computes_the_formula(bench)
-    return reached(bench) if control == "skip alone" else f"{reached(bench)}, {folds(bench, expected)}"
+    expected, word = computes_the_formula(bench), reached(bench)
+    if control == "skip alone" or folds(bench, expected):
+        return word
+    return "does not fold" if word == "yes" else f"{word}; does not fold"
 
 
 def folds(bench, expected):
-    """Folded weights compute the formula, in a model that is stock again; or the error leaves the patch as it is."""
+    """Return whether folded weights compute the formula in a stock model; else the error leaves the patch as it is."""
     with contextlib.suppress(HfpatchError):
         hfpatch.fold(bench.model)
     if hasattr(bench.model, "peft_config"):
         with pytest.raises(HfpatchError, match=r"^[^\n]+$"):
             hfpatch.fold(bench.model)
         assert torch.equal(logits_of(bench.model, bench.tokens), expected), "a refused fold changes the model"
-        return "does not fold"
+        return False
     assert close(logits_of(bench.model, bench.tokens), expected), "folding changes what the model computes"
     if model_type(bench.case) != "big_bird":  # it exchanges modules of its own
         assert anatomy(bench.model) == bench.before, "fold leaves something"
-    return "folds"
+    return True

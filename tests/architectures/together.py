@@ -30,7 +30,7 @@ def agrees_with_its_cache(model, tokens):
 
 
 def promises(case, folder):
-    """Return in words which promises hold, and whether the export computes the same elsewhere."""
+    """Save, load, generate and export all methods at once; return ``yes``, or why a cache is not compared."""
     pre = "pre-projection" if refusal(case, "content skip") else "content skip"
     methods = [pre, "nonlinear query", "query temperature"]
     model = hfpatch.patch(make(case), [configuration(method) for method in methods if not refusal(case, method)])
@@ -39,19 +39,20 @@ def promises(case, folder):
     hfpatch.save_patch(model, folder / "patch")
     loaded = hfpatch.load_patch(make(case), folder / "patch")
     assert torch.equal(logits_of(loaded, tokens), logits_of(model, tokens)), "another model comes back from the disk"
-    return keeps_its_cache(case, model, tokens), exported(case, model, tokens, folder / "export")
+    computes_the_same_elsewhere(case, model, tokens, folder / "export")
+    return keeps_its_cache(case, model, tokens)
 
 
 def keeps_its_cache(case, model, tokens):
     if model_type(case) in WITHOUT_GENERATION:
-        return f"save and load; {WITHOUT_GENERATION[model_type(case)]}"
+        return WITHOUT_GENERATION[model_type(case)]
     if not agrees_with_its_cache(model, tokens):
         assert not agrees_with_its_cache(make(case), tokens), "generation with and without cache disagree"
-        return "save and load; the base itself disagrees with its cache"
-    return "save and load, cache"
+        return "the base itself disagrees with its cache"
+    return "yes"
 
 
-def exported(case, model, tokens, folder):
+def computes_the_same_elsewhere(case, model, tokens, folder):
     """A process without hfpatch and PEFT computes the same logits, gradients of the parts and new tokens."""
     reformer = model_type(case) == "reformer"  # it demands training mode and the full length; dropout is off
     trained = tokens_for(model, length=64) if reformer else tokens
@@ -71,4 +72,3 @@ def exported(case, model, tokens, folder):
     for name, tensor in ({f"gradient {name}": g for name, g in gradients.items()} | steps).items():
         assert close(computed.pop(name), tensor, rounding=10 * ROUNDING), f"the export has another {name}"
     assert not computed
-    return "yes"
