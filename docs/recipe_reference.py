@@ -174,6 +174,8 @@ def anchor(heading):
 
 
 WORDS = {"array": "list", "object": "mapping", "string": "text", "boolean": "true or false"}
+KEYS = "| key | takes | default | |\n|---|---|---|---|"
+REPEATED = 5  # rows
 LIMITS = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below", "maximum": "up to"}
 
 
@@ -182,9 +184,30 @@ def cell(text):
     return text.replace("|", "\\|")
 
 
-def table(schema, headings):
-    """Return a section's keys as a table."""
-    lines = ["| key | takes | default | |", "|---|---|---|---|"]
+def table(heading, head, rows, shown):
+    """Return a table; rows that an earlier one has too are left out, where they are several, and their keys listed.
+
+    Args:
+        heading: of the table's section.
+        head: its first two lines.
+        rows: its other lines by key.
+        shown: the rows of earlier tables by heading; these are added.
+    """
+    same = {other: [key for key in rows if earlier.get(key) == rows[key]] for other, earlier in shown.items()}
+    nearest = max(same, key=lambda other: len(same[other]), default=None)
+    shown[heading] = rows
+    left_out = same[nearest] if nearest and len(same[nearest]) >= REPEATED else []
+    lines = [row for key, row in rows.items() if key not in left_out]
+    parts = ["\n".join([head, *lines])] if lines else []
+    if left_out:
+        keys = ", ".join(key if key.startswith("`") else f"`{key}`" for key in left_out)
+        parts.append(f"As in [{nearest}](#{anchor(nearest)}): {keys}.")
+    return "\n\n".join(parts)
+
+
+def rows_of_section(schema, headings):
+    """Return a line for each of a section's keys."""
+    rows = {}
     for key, value in schema["properties"].items():
         default = ""
         if key in schema.get("required", ()):
@@ -192,8 +215,8 @@ def table(schema, headings):
         elif "default" in value and not isinstance(value["default"], dict):
             default = f"`{json.dumps(value['default'], ensure_ascii=False)}`"
         cells = type_text(value, headings), default, value["description"]
-        lines.append(f"| `{key}` | {' | '.join(map(cell, cells))} |")
-    return "\n".join(lines)
+        rows[key] = f"| `{key}` | {' | '.join(map(cell, cells))} |"
+    return rows
 
 
 def inner_sections(schema, prefix=""):
@@ -208,8 +231,14 @@ def inner_sections(schema, prefix=""):
                 yield f"{prefix}{key}.{name}", class_of(each), each
 
 
-def kind_page(kind, headings):
-    """Return the part of the page that one kind of recipe has; ``headings`` are those of sections shown before."""
+def kind_page(kind, headings, shown):
+    """Return the part of the page that one kind of recipe has.
+
+    Args:
+        kind: of recipe.
+        headings: those of the sections before by class; this kind's are added.
+        shown: their rows by heading, likewise.
+    """
     schema, title = json_schema(kind), kind.capitalize()
     todo, new = list(inner_sections(schema)), []
     for name, reference, value in todo:
@@ -221,9 +250,11 @@ def kind_page(kind, headings):
             new.append((heading, inner, free))
             todo += inner_sections(inner, f"{name}.")
     file = f"[{kind}.json](../../recipes/schema/{kind}.json)"
-    lines = [f"## {title}", "", f"{schema['description']} JSON schema: {file}.", "", table(schema, headings)]
+    intro = f"{schema['description']} JSON schema: {file}."
+    lines = [f"## {title}", "", intro, "", table(title, KEYS, rows_of_section(schema, headings), shown)]
     for heading, inner, free in new:
-        lines += ["", f"### {heading}", "", inner["description"] + free, "", table(inner, headings)]
+        rows = rows_of_section(inner, headings)
+        lines += ["", f"### {heading}", "", inner["description"] + free, "", table(heading, KEYS, rows, shown)]
     return lines
 
 
@@ -231,15 +262,24 @@ def parts_page():
     """Return the part of the page that says which options the parts of methods have."""
     lines = ["## Parts of methods", "", "Each method is a list of parts.", "", "| key | |", "|---|---|"]
     lines += [f"| `{key}` | {text} |" for key, text in PART.items()]
-    lines += ["", "All other keys are the options of a part's type."]
+    lines += ["", "All other keys are the options of a part's type. Every type of hfpatch's own has these:", ""]
+    shared = options_of(MethodConfig)
+    lines += options_table(shared)
     for name, config in CONFIGS.items():
         lines += ["", f"### `type: {name}`", "", f"[`{config.__name__}`](api.md#hfpatch.{config.__name__}) in Python."]
-        lines += ["", "| option | takes | default | |", "|---|---|---|---|"]
-        for key, names, text, default in rows_of(options_of(config)):
-            takes = " or ".join(type_text({"type": each}) for each in names)
-            lines.append(f"| `{key}` | {takes} | `{json.dumps(default)}` | {cell(text)} |")
+        if own := {key: option for key, option in options_of(config).items() if key not in shared}:
+            lines += ["", *options_table(own)]
     lines += ["", "### Other types", "", "The options of PEFT's configuration of that name, such as `LoraConfig`'s for"]
     return [*lines, "`type: lora`. [PEFT's methods](../peft-methods.md) lists the types, and what `match` solves for."]
+
+
+def options_table(options):
+    """Return the lines of a table of options."""
+    lines = ["| option | takes | default | |", "|---|---|---|---|"]
+    for key, names, text, default in rows_of(options):
+        takes = " or ".join(type_text({"type": each}) for each in names)
+        lines.append(f"| `{key}` | {takes} | `{json.dumps(default)}` | {cell(text)} |")
+    return lines
 
 
 KEYS_HEADER = """# Keys of recipes
@@ -256,9 +296,9 @@ with hfpatch do so by a relative path; in a file of your own:
 
 def keys_page():
     """Return the page of all keys."""
-    lines, headings = KEYS_HEADER.splitlines(), {}
+    lines, headings, shown = KEYS_HEADER.splitlines(), {}, {}
     for kind in KINDS:
-        lines += ["", *kind_page(kind, headings)]
+        lines += ["", *kind_page(kind, headings, shown)]
         lines += ["", *parts_page()] if kind == "comparison" else []
     return "\n".join(lines) + "\n"
 
@@ -274,18 +314,21 @@ zsh, fish or PowerShell complete commands and options.
 def commands_page():
     """Return the page of all commands."""
     group = typer.main.get_command(app)
-    lines = COMMANDS_HEADER.splitlines()
+    lines, shown = COMMANDS_HEADER.splitlines(), {}
     for name, command in group.commands.items():
         text = inspect.cleandoc(command.help).replace("``", "`")
         text = re.sub(r"^Example: (.*)$", r"    \1", text, flags=re.MULTILINE)
-        lines += ["", f"## hfpatch {name}", "", text, "", "| | default | |", "|---|---|---|"]
+        rows = {}
         for option in command.params:
             names = ", ".join(f"`{each}`" for each in [*option.opts, *option.secondary_opts])
             is_argument = option.param_type_name == "argument"
-            shown = f"`{option.metavar or option.name.upper()}`" if is_argument else names
+            key = f"`{option.metavar or option.name.upper()}`" if is_argument else names
             value = "" if option.default in (None, False) else f"`{option.default}`"
             default = "**required**" if option.required else value
-            lines.append(f"| {cell(shown)} | {default} | {cell(plain(option.help or ''))} |")
+            rows[key] = f"| {cell(key)} | {default} | {cell(plain(option.help or ''))} |"
+        heading = f"hfpatch {name}"
+        lines += ["", f"## {heading}", "", text]
+        lines += ["", table(heading, "| | default | |\n|---|---|---|", rows, shown)] if rows else []
     return "\n".join(lines) + "\n"
 
 
