@@ -11,8 +11,7 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.blocks import IGNORE, TokenBlocks
-
-_PARTIAL = "\ufffd"
+from hfpatch.data.tokenizer import ByteCounter
 
 
 @dataclass(frozen=True)
@@ -33,15 +32,16 @@ class Documents:
 def describe_documents(blocks: TokenBlocks, tokenizer: PreTrainedTokenizerBase) -> Documents:
     """Return the hashes and bytes of the documents of blocks.
 
-    A token's text is its addition to the text of the tokens before it in its row and document. Special tokens have
-    none; a character of several tokens counts with the last one. ``tokenizer`` is the one that made the blocks.
+    A token's bytes are its addition to those of the tokens before it in its row and document, see
+    :class:`hfpatch.data.tokenizer.ByteCounter`; of a character of several tokens each has its own. ``tokenizer`` is
+    the one that made the blocks.
 
     Raises:
         ValueError: if the blocks do not know their documents.
     """
     if blocks.owners is None:
         raise ValueError("the blocks do not know their documents")
-    count = int(blocks.owners.max()) + 1
+    count, counter = int(blocks.owners.max()) + 1, ByteCounter(tokenizer)
     digests, sizes = [hashlib.sha256() for _ in range(count)], np.zeros(count, np.int64)
     for index, owners in enumerate(blocks.owners):
         row = blocks[index]
@@ -53,9 +53,6 @@ def describe_documents(blocks: TokenBlocks, tokenizer: PreTrainedTokenizerBase) 
                 digests[document].update(tokens.astype("<u4").tobytes() + counted.tobytes())
                 edges = np.flatnonzero(np.diff(counted.astype(np.int8), prepend=0, append=0)).tolist()
                 for number, edge in enumerate(edges):  # begin, end, begin, ... of stretches that are predicted
-                    text = tokenizer.decode(
-                        tokens[:edge].tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
-                    )
-                    size = len(text.rstrip(_PARTIAL).encode("utf-8"))
+                    size = counter.count(tokens[:edge].tolist())
                     sizes[document] += size if number % 2 else -size
     return Documents([digest.hexdigest()[:16] for digest in digests], sizes, blocks.groups)

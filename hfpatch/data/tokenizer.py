@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -21,6 +22,8 @@ TokenArray: TypeAlias = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 Integers: TypeAlias = npt.NDArray[np.int64]
 END_OF_TEXT = "<|endoftext|>"
 _BATCH_CHARACTERS = 4_000_000  # about a million tokens, whose offsets fit into memory
+_BYTES = frozenset(pre_tokenizers.ByteLevel.alphabet())  # a character for each byte
+_FALLBACK = re.compile("<0x[89A-F][0-9A-F]>")
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,32 @@ def start_of_document(tokenizer: PreTrainedTokenizerBase) -> list[int]:
             indices = range(len(whole) - len(bare) + 1)
             return next((whole[:index] for index in indices if whole[index : index + len(bare)] == bare), [])
     return []
+
+
+class ByteCounter:
+    """Counts the bytes of the text that tokens stand for, also of tokens that begin or end inside a character.
+
+    Decoding gives U+FFFD for the bytes of half a character. So the letter A takes the place of each byte beyond ASCII
+    first: in tokens of a byte-level vocabulary, and as the tokens ``<0x80>`` to ``<0xFF>`` of byte fallback.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special |= set(tokenizer.all_special_ids)
+        # Of a byte-level vocabulary alone: elsewhere these characters stand for themselves.
+        halves = (letter for letter in _BYTES if tokenizer.convert_tokens_to_string([letter]) == "\ufffd")
+        self._letters = dict.fromkeys(map(ord, halves), "A")
+
+    def count(self, ids: Sequence[int]) -> int:
+        """Return the UTF-8 bytes of the text of these tokens; special ones have none."""
+        tokens: list[str] = self._tokenizer.convert_ids_to_tokens([id_ for id_ in ids if id_ not in self._special])
+        return len(self._tokenizer.convert_tokens_to_string(list(map(self._in_ascii, tokens))).encode("utf-8"))
+
+    def _in_ascii(self, token: str) -> str:
+        if _FALLBACK.fullmatch(token):
+            return "<0x41>"
+        return token.translate(self._letters) if _BYTES.issuperset(token) else token  # else an added token, as it is
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:

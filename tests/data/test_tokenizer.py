@@ -1,13 +1,16 @@
+from itertools import combinations
+
 import pytest
 from data.conftest import with_start
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, normalizers
+from tokenizers.models import BPE, WordLevel
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hfpatch.data.tokenizer import (
     END_OF_TEXT,
+    ByteCounter,
     hash_tokenizer,
     start_of_document,
     tokenize_in_parts,
@@ -54,3 +57,42 @@ def test_what_begins_a_document_is_what_the_tokenizer_puts_before_its_text(token
     words = Tokenizer(WordLevel({END_OF_TEXT: 0, "mill": 1}))  # it has no letters
     for one in (tokenizer, type(tokenizer)(tokenizer_object=words, eos_token=END_OF_TEXT)):
         assert start_of_document(with_start(one, template=template)) == expected
+
+
+def with_fallback():
+    """Return a tokenizer like Llama's: a few letters, every other character byte by byte, a space before the text."""
+    letters = {"▁": 257, "a": 258, "▁a": 259, "é": 260}
+    vocabulary = {"<s>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}, **letters}
+    backend = Tokenizer(BPE(vocabulary, [("▁", "a")], byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+
+
+def test_bytes_of_tokens_are_those_of_their_text_also_inside_a_character(tokenizer):
+    """Of byte-level BPE, byte fallback and whole words, from each token to each: counted by hand."""
+    text = "a \ufffd東é aé <|endoftext|>🙂éa"
+    level, fallback = with_start(tokenizer, "<s>"), with_fallback()
+    level.add_tokens(["🙂é"])
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"é": 0, "Ġa": 1, "<0xE6>a": 2})))
+    of_token = {"<s>": 0, END_OF_TEXT: 0, "🙂é": 6, "é": 2}
+
+    def in_bytes(token, is_first):
+        return of_token.get(token, len(token))
+
+    def with_spaces(token, is_first):
+        spaces, letters = 0 if is_first else token.count("▁"), token.strip("▁")
+        return spaces + of_token.get(letters, 1 if letters else 0)
+
+    def between_spaces(token, is_first):
+        return {"é": 2, "Ġa": 3, "<0xE6>a": 7}[token] + (0 if is_first else 1)
+
+    cases = [(level, level(text)["input_ids"], in_bytes), (fallback, fallback(text)["input_ids"], with_spaces)]
+    for made, ids, size in [*cases, (words, [0, 1, 2, 1], between_spaces)]:
+        tokens, counter = made.convert_ids_to_tokens(ids), ByteCounter(made)
+        for start, stop in combinations(range(len(ids) + 1), 2):
+            expected = sum(size(token, index == 0) for index, token in enumerate(tokens[start:stop]))
+            assert counter.count(ids[start:stop]) == expected, tokens[start:stop]
+    assert ByteCounter(level).count(cases[0][1]) == len(text.replace(END_OF_TEXT, "").encode())
