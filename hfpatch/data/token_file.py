@@ -8,6 +8,7 @@ each document is learned, ``NAME.learned`` has a byte for each id, 1 or 0.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
@@ -123,16 +124,17 @@ def write_token_file(
         parts = tokenize_in_parts(texts(), tokenizer, append_eos=settings.append_eos)
     else:
         parts = tokenize_completions(texts(), tokenizer, settings, unread)
-    tokens, count = 0, 0
-    lengths, digests, kept, learned = list[Integers](), list[Digests](), list[Integers](), None
+    tokens, count, masks = 0, 0, path.with_suffix(LEARNED)
+    lengths, digests, kept = list[Integers](), list[Digests](), list[Integers]()
+    hashes = {file: hashlib.sha256() for file in ([path] if settings.format == "text" else [path, masks])}
     with ExitStack() as files:
-        stream = files.enter_context(files.enter_context(atomic_file(path)).open("wb"))
-        if settings.format != "text":
-            learned = files.enter_context(files.enter_context(atomic_file(path.with_suffix(LEARNED))).open("wb"))
+        streams = [files.enter_context(files.enter_context(atomic_file(file)).open("wb")) for file in hashes]
         for part in parts:
-            stream.write(part.stream.tokens.tobytes())
-            if learned is not None and part.stream.learned is not None:
-                learned.write(part.stream.learned.tobytes())
+            arrays = (array for array in (part.stream.tokens, part.stream.learned) if array is not None)
+            for stream, sha256, array in zip(streams, hashes.values(), arrays, strict=True):
+                content = array.tobytes()
+                stream.write(content)
+                sha256.update(content)
             lengths.append(part.stream.lengths)
             digests.append(part.digests)
             kept.append(part.kept)
@@ -149,7 +151,8 @@ def write_token_file(
         end_of_text=tokenizer.eos_token_id if settings.append_eos else None,
         **settings.model_dump(include={"source", "config", "split"}),
         revision=revision,
-        learned_sha256=None if learned is None else sha256_file(path.with_suffix(LEARNED)),
+        sha256=hashes[path].hexdigest(),
+        learned_sha256=hashes[masks].hexdigest() if masks in hashes else None,
     )
 
 
@@ -210,6 +213,7 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
         tokens=len(tokens),
         end_of_text=end if len(lengths) > 1 or tokens[-1] == end else None,
         source=path.name,
+        sha256=sha256_file(path),
     )
 
 
@@ -228,7 +232,6 @@ def _write_descriptions(
         "dtype": token_dtype(tokenizer).name,
         "vocabulary_size": largest_id(tokenizer) + 1,
         "tokenizer_sha256": hash_tokenizer(tokenizer),
-        "sha256": sha256_file(path),
         "documents_sha256": sha256_file(path.with_suffix(DOCUMENTS)),
     }
     info = TokenFileInfo.model_validate(facts)

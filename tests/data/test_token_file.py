@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from data.conftest import stream_rows
+from data.conftest import stream_rows, with_start
 from draws import drawn, without
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +25,7 @@ from hfpatch.data.token_file import describe_token_file, open_token_file, write_
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
+from hfpatch.support.files import sha256_file
 
 
 @pytest.fixture
@@ -46,6 +47,20 @@ def joined(documents):
 
 def flat(texts, tokenizer):
     return joined([*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts)
+
+
+def test_ids_and_mask_are_hashed_as_they_are_written(tmp_path, tokenizer, monkeypatch):
+    """The files are not read again."""
+    read, chat = list[str](), with_start(tokenizer, template=None)
+    chat.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    chat.chat_template += "{% if add_generation_prompt %}<assistant>{% endif %}"
+    monkeypatch.setattr(token_file, "sha256_file", lambda file: (read.append(file.suffix), sha256_file(file))[1])
+    turns = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "At the mill."}]
+    chats, path = DataSettings(source="a.jsonl", format="messages"), tmp_path / "a.bin"
+    info = write_token_file(path, [Document(json.dumps({"messages": turns}))] * 3, chat, chats)
+    hashes = [hashlib.sha256(path.with_suffix(suffix).read_bytes()).hexdigest() for suffix in (".bin", ".learned")]
+    assert [info.sha256, info.learned_sha256] == hashes
+    assert read == [".safetensors"]
 
 
 def test_the_file_holds_the_ids_and_the_sidecar_says_which(written, texts, tokenizer):
