@@ -112,11 +112,11 @@ def newest_checkpoint(folder: Path, identity: Mapping[str, Any]) -> Checkpoint |
         except HfpatchError as error:
             damage = damage or error
             continue
-        old = flatten(checkpoint.identity)
-        for name, value in flatten(identity).items():
-            if old.get(name) != value:
+        old, new = flatten(checkpoint.identity), flatten(identity)
+        for name in (*new, *old):
+            if old.get(name) != new.get(name):
                 raise HfpatchError(
-                    f"{path}: the checkpoint is of a run with another {name} ({old.get(name)}, now {value}); "
+                    f"{path}: the checkpoint is of a run with another {name} ({old.get(name)}, now {new.get(name)}); "
                     "resume with the same recipe or start a new run"
                 )
         if damage is not None:

@@ -74,14 +74,15 @@ def test_only_the_newest_are_kept(saved, tmp_path):
     folder = saved[0]
     shutil.copytree(folder / "step-00000003", folder / ".step-00000004.abc.tmp")
     (folder / ".step-00000004.abc.tmp" / "state.json").unlink()
-    assert newest_checkpoint(folder, {}).step == 3
+    assert newest_checkpoint(folder, {"seed": 0}).step == 3
 
 
 def test_misfits_are_refused(saved):
     folder = saved[0]
-    with pytest.raises(HfpatchError, match=r"another seed \(0, now 1\)"):
-        newest_checkpoint(folder, {"seed": 1})
-    checkpoint = newest_checkpoint(folder, {})
+    for identity, name in (({"seed": 1}, r"seed \(0, now 1\)"), ({}, r"seed \(0, now None\)")):
+        with pytest.raises(HfpatchError, match=f"another {name}"):
+            newest_checkpoint(folder, identity)
+    checkpoint = newest_checkpoint(folder, {"seed": 0})
     with pytest.raises(HfpatchError, match=r"0.weight is \(3, 2\) .* the model's is \(4, 2\)"):
         load_trainables(checkpoint, build(width=4)[0])
     with pytest.raises(HfpatchError, match=r"of another patch; 0.bias is only on one side"):
