@@ -72,8 +72,8 @@ def choose_documents(
 
     A group has a document at least that occurs in no other group, also as it is read; ``by_text`` draws without the
     latter, as where the tokenizer is trained on the other documents. Its documents that do occur in others, or of which
-    the same is read after cutting, decide nothing and are not trained on; nor do documents for tuning that have one of
-    the digests ``excluded``. Text of tasks is not trained on.
+    the same is read after cutting, decide nothing and are not trained on; nor do documents for tuning that have, or of
+    which is read, one of the digests ``excluded``. Text of tasks is not trained on.
 
     Returns:
         the documents of each source, and a sentence for each use that leaves out documents of its groups.
@@ -109,7 +109,8 @@ def _choose(
     ``good`` documents occur once; of ``alike`` ones the same is read as of others.
     """
     count = len(groups)
-    in_tasks = np.isin(np.arange(count), source.digests.documents[np.isin(source.digests.values, excluded)])
+    read = source.read or source.digests
+    in_tasks = np.isin(np.arange(count), read.documents[np.isin(read.values, excluded)])
     unit, total = ("documents", count) if source.groups is None else ("groups", len(np.unique(groups)))
     taken, chosen = np.zeros(count, np.bool_), list[Integers]()
     for key, wanted, before, also in (

@@ -561,6 +561,20 @@ def test_documents_that_are_read_alike_do_not_decide(tmp_path, tokenizer, by_tex
     assert not trained & {tuple(row) for row in splits.held_out.rows[:].tolist()}
 
 
+def test_what_is_read_of_a_task_is_not_tuned_on(tmp_path, tokenizer):
+    """Of documents that differ from a task's text only beyond the block: they are not trained on either."""
+    texts = [f"{story(n)} {'and' if n % 2 else 'or'} more" for n in range(12)]
+    source = write_rows(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    settings = DataSettings(source=source, layout="padded", block_size=32)
+    with pytest.warns(UserWarning, match="6 of 12 documents .* are in the tasks, too"):
+        splits = load_splits(settings, tokenizer, tuning=4, tasks=task(*(f"{story(n)} but less" for n in range(6))))
+    tuned = drawn(range(6, 12), 4, use=1)
+    expected = {"tuning": tuned, "train": without(range(6, 12), [n - 6 for n in tuned])}
+    for name, indices in expected.items():
+        rows = [tokenizer.decode(row) for row in getattr(splits, name).rows[:]]
+        assert rows == [tokenizer.decode(tokenizer(texts[index]).input_ids[:32]) for index in indices], name
+
+
 @given(st.data())
 def test_no_use_of_documents_splits_a_group(data):
     groups = np.array(data.draw(st.lists(st.integers(0, 8), min_size=12, max_size=40)))
