@@ -94,8 +94,9 @@ class ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         """Compute the loss and, chunk by chunk, what it owes to each input that needs a gradient."""
         inputs = (rows, weight, bias)
+        wide = torch.promote_types(rows.dtype, torch.float32)  # a sum over chunks in bf16 would be rounded each time
         gradients = [
-            torch.zeros_like(value) if value is not None and needed else None
+            torch.zeros_like(value, dtype=wide) if value is not None and needed else None
             for value, needed in zip(inputs, ctx.needs_input_grad[:3], strict=True)
         ]
         total = torch.zeros((), dtype=torch.float32, device=rows.device)
@@ -109,13 +110,13 @@ class ChunkedLoss(torch.autograd.Function):
             for gradient, value in zip(targets_of, owed, strict=True):
                 if gradient is not None and value is not None:
                     gradient += value
-        ctx.gradients = gradients
+        ctx.gradients, ctx.dtype = gradients, rows.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         """Scale what the forward pass computed."""
-        scaled = [None if gradient is None else gradient * outer[0].to(gradient.dtype) for gradient in ctx.gradients]
+        scaled = [None if gradient is None else (gradient * outer[0]).to(ctx.dtype) for gradient in ctx.gradients]
         return (*scaled, None, None, None)
 
 

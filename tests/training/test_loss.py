@@ -127,6 +127,18 @@ def test_a_bf16_head_gives_a_sum_in_float32():
     assert (states.grad.float() - exact.grad).norm() < 0.02 * exact.grad.norm()
 
 
+def test_a_trained_bf16_head_has_the_gradient_of_all_chunks_rounded_once(monkeypatch):
+    """Not the sum of rounded sums; the factor of the loss, a third here, is no power of two either."""
+    monkeypatch.setattr("hfpatch.training.loss.chunk_rows", lambda vocabulary, device: 4)
+    given = case(batch=8, seq=64, vocabulary=16, ignored=0.0)
+    tensors = [value.detach().bfloat16().requires_grad_() for value in given[:3]]
+    wide = [value.detach().double().requires_grad_() for value in tensors]
+    expected = gradients(reference(logits_of(*wide, Tail()), given[3]) / 3, *wide)
+    for made, exact in zip(gradients(loss_from_hidden(*tensors, given[3]) / 3, *tensors), expected, strict=True):
+        assert made.dtype == torch.bfloat16
+        assert (made - exact).norm() < 2**-8 * exact.norm()
+
+
 def test_a_chunk_allocates_its_logits_once_and_a_frozen_head_a_tile():
     """Its gradient takes the same memory; a second buffer would cost as much time as the softmax."""
     assert sum(allocations(torch.randn(4096, 8, requires_grad=True))) < 1.5 * 64 * 4096 * 4
