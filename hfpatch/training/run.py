@@ -152,11 +152,12 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
 def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
     """Refuse blocks that are longer than the model's context, or whose packed documents it cannot keep apart."""
     check_context(model, blocks, held_out)
-    several = len(blocks.sizes) > len(blocks)
-    if blocks.layout == "packed" and several and (why := packing_obstacle(model, blocks.block_size)):
+    texts = [text for text in (blocks, held_out) if text is not None and text.layout == "packed"]
+    packed = [text.block_size for text in texts if len(text.sizes) > len(text)]
+    if packed and (why := packing_obstacle(model, max(packed))):
         raise HfpatchError(
-            f"{model.config.model_type}: this model cannot be trained on packed documents: {why}; "
-            "set data.layout=padded"
+            f"{model.config.model_type}: this model cannot keep packed documents apart: {why}; set the layout of "
+            "the text (data.layout, evaluation_data.layout) to padded"
         )
 
 

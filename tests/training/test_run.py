@@ -58,3 +58,12 @@ def test_blocks_longer_than_the_context_are_refused_before_anything_is_written(t
         run_training(model, longer, resume=False)
     assert list(tmp_path.iterdir()) == []
     check_blocks(base("bloom"), make_blocks(layout="stream"))  # without a limit
+
+
+@pytest.mark.parametrize("others", ["padded", "stream"])
+def test_packed_documents_that_a_model_cannot_keep_apart_are_not_measured_either(base, others):
+    blocks, packed = make_blocks(layout=others), make_blocks()
+    for texts in ((packed, None), (packed, blocks), (blocks, packed)):
+        with pytest.raises(HfpatchError, match="bloom: this model cannot keep packed documents apart"):
+            check_blocks(base("bloom"), *texts)
+        check_blocks(base("gpt_neox"), *texts)
