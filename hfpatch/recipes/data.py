@@ -111,7 +111,8 @@ class DataSettings(TextSource):
         for source, share in zip(self.mixture, shares, strict=True):
             given = {name: value for name, value in common.items() if name not in _TEXT or not source.is_token_file}
             given |= {"chat_template": None} if source.format == "text" else {}
-            sources.append(DataSettings(**source.model_dump(exclude={"weight"}), **given, held_out=share or None))
+            given |= {**source.model_dump(exclude={"weight"}), "held_out": share or None}
+            sources.append(DataSettings.model_validate(given))
         return sources
 
     @property

@@ -55,7 +55,7 @@ class RetentionSettings(Section):
             drawn = values["max_documents"] is None or values["max_documents"] > self.documents
             values["held_out"] = self.documents if drawn else None
             template = {"chat_template": None} if source.format == "text" else {}
-            by_name[name] = DataSettings(**values, **{**common, **template})
+            by_name[name] = DataSettings.model_validate(values | common | template)
         return by_name
 
 

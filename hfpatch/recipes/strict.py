@@ -75,6 +75,20 @@ class Section(BaseModel):
     instead_of: ClassVar[Mapping[str, str]] = {}
     """Keys that replace each other: an override of one removes the other."""
 
+    def __init__(self, **values: Any) -> None:
+        """Check the values, as those of a recipe are checked.
+
+        Raises:
+            HfpatchError: at the first mistake.
+        """
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise HfpatchError(f"{type(self).__name__}: {explain(error, type(self))}") from None
+
+    # Else pydantic would call this method for each section of a recipe, whose mistakes name the recipe's keys.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic's own mark
+
     def replaced(self: AnySection, changes: Mapping[str, Any]) -> AnySection:
         """Return the section with other values, checked as when it was read; a mapping changes a section within it.
 

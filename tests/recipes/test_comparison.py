@@ -14,6 +14,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe, load_recipe
 from hfpatch.recipes.pairs import left_out_of_pairs
 from hfpatch.recipes.strict import read_yaml, write_yaml
+from hfpatch.recipes.training import TrainingSettings
 
 PLAIN = """\
 name: small
@@ -141,6 +142,19 @@ def test_a_wrong_key_type_or_value_and_a_contradiction_are_named(write, old, new
     path = write(PLAIN.replace(old, new))
     message = refused(path)
     assert all(part in message for part in [str(path), *parts]), message
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"steps": 5}, "training.warmup_steps is 50 (the default); must be below training.steps (5)"),
+        ({"lr": -1}, "lr is -1; must be greater than 0"),
+        ({"rl": 1e-3}, "unknown key 'rl' (did you mean 'lr'?)"),
+    ],
+)
+def test_a_mistake_of_a_section_made_in_python_is_one_line(values, message):
+    with pytest.raises(HfpatchError, match=f"^TrainingSettings: {re.escape(message)}$"):
+        TrainingSettings(**values)
 
 
 @pytest.mark.parametrize(
