@@ -130,9 +130,9 @@ def main(seeds: int = SEEDS, steps: int = 150, pretraining: int = 400) -> dict[s
 
 
 if __name__ == "__main__":
-    found = main(*map(int, sys.argv[1:]))
-    for name, values in found["scores"].items():
+    results = main(*map(int, sys.argv[1:]))
+    for name, values in results["scores"].items():
         mean = sum(values) / len(values)
-        print(f"{name}: accuracy {mean:.3f}, {found['sizes'][name]:,} added parameters, rate {found['rates'][name]:g}")
-    for other, (mean, low, high) in found["differences"].items():
+        print(f"{name}: accuracy {mean:.3f}, {results['sizes'][name]:,} added parameters, rate {results['rates'][name]:g}")
+    for other, (mean, low, high) in results["differences"].items():
         print(f"pre-projection minus {other}: {mean:+.4f}, 95 % interval {low:+.4f} to {high:+.4f}")

@@ -42,8 +42,8 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "adapter_config.json").write_text(json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n")
             if rate is not None:
-                own = {"optimizer_kwargs": {"lr": rate, "weight_decay": 0.1}}
-                (folder / "training_params.json").write_text(json.dumps(own, indent=2) + "\n")
+                params = {"optimizer_kwargs": {"lr": rate, "weight_decay": 0.1}}
+                (folder / "training_params.json").write_text(json.dumps(params, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def test_with_looks_a_claim_is_false_in_at_most_5_percent_and_seeds_are_saved(pa
 
 @pytest.mark.parametrize(("kind", "pairs", "most"), [("normal", 4, 0.05), ("heavy", 4, 0.05), ("skewed", 1, 0.19)])
 def test_against_the_base_the_skew_of_seeds_does_not_cancel(kind, pairs, most):
-    """An exponential effect of seeds, which no other method shares: up to 17 % in place of 5, as the docs say."""
+    """An exponential effect of seeds, which no other method shares, takes the share above 5 %, as the docs say."""
     runs = 2000
     share = max(most_false_claims(runs, [3], pairs, kind=kind, unequal=False, against_base=True)[:2])
     assert share < allowed(runs, most)
