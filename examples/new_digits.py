@@ -131,8 +131,9 @@ def main(seeds: int = SEEDS, steps: int = 150, pretraining: int = 400) -> dict[s
 
 if __name__ == "__main__":
     results = main(*map(int, sys.argv[1:]))
+    sizes, rates = results["sizes"], results["rates"]
     for name, values in results["scores"].items():
         mean = sum(values) / len(values)
-        print(f"{name}: accuracy {mean:.3f}, {results['sizes'][name]:,} added parameters, rate {results['rates'][name]:g}")
+        print(f"{name}: accuracy {mean:.3f}, {sizes[name]:,} added parameters, rate {rates[name]:g}")
     for other, (mean, low, high) in results["differences"].items():
         print(f"pre-projection minus {other}: {mean:+.4f}, 95 % interval {low:+.4f} to {high:+.4f}")
