@@ -21,9 +21,11 @@ from hfpatch.results.retention import RETENTION, KeptAnswers, Retention
 from hfpatch.results.tables import Record, Tabular, pair_records, score_records
 from hfpatch.results.tuning import Tuning
 from hfpatch.results.verdicts import (
+    INCOMPLETE,
     LookTaken,
     Measure,
     PrimaryQuestion,
+    Reason,
     Verdict,
     deciding,
     judge,
@@ -192,8 +194,7 @@ class ComparisonResults(Tabular):
 
     def renamed(self, names: Mapping[str, str]) -> ComparisonResults:
         """Return the results with other names of methods, and the verdicts that these have."""
-        joined = [verdict.with_reason_of(names) for verdict in self.verdicts]
-        results: ComparisonResults = with_names(self.model_copy(update={"joined": joined}), names)
+        results: ComparisonResults = with_names(self.model_copy(update={"joined": self.verdicts}), names)
         return results
 
     @property
@@ -387,17 +388,17 @@ class ComparisonResults(Tabular):
                 row[f"{task} ({metric})"] = shown
             yield row
 
-    def _why_not(self, method: str, other: str, task: str) -> str:
+    def _why_not(self, method: str, other: str, task: str) -> Reason:
         """Say why a pair was not compared on a task."""
         if not self.complete:
-            return "the run is not complete"
+            return Reason(text=INCOMPLETE)
         if task not in self.tasks and (self.retention is None or task not in self.retention.texts):
-            return "not measured"
+            return Reason(text="not measured")
         for name in (method, other):
             if name in self.methods and self.methods[name].all_diverged:
-                return f"{name} diverged"
+                return Reason(methods={name: " diverged"})
         by_other_measures = self.compared_in([(method, other, task)])
-        return "not all values are finite" if by_other_measures else "not compared"
+        return Reason(text="not all values are finite" if by_other_measures else "not compared")
 
     @cached_property
     def _loras(self) -> set[str]:

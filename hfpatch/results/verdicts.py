@@ -46,12 +46,11 @@ No interval leaves what is possible: bits per byte and nats per token are not be
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, computed_field
 
 from hfpatch.recipes.pairs import Question
 from hfpatch.recipes.questions import Asked
@@ -83,6 +82,7 @@ QUESTIONS: dict[str, str] = {
     "models": "do the models differ?",
     "retention": "does it keep what the base knew?",
 }
+INCOMPLETE = "the run is not complete"
 _FEW_SEEDS = ("one seed", "fewer than two paired seeds")
 _MEASURED = ("difference", "low", "high", "p", "n", "clusters", "seeds", "test")
 _POSSIBLE = {
@@ -126,13 +126,29 @@ class LookTaken(Part):
     growing: list[str] = Field(default_factory=list)
 
 
+class Reason(Part):
+    """Why nothing was tested, or what keeps a primary pair undecided; empty where it is decided.
+
+    Attributes:
+        text: the reason, or how it begins where it names methods.
+        methods: what is said of each method that it names, to follow the name.
+    """
+
+    text: str = ""
+    methods: dict[str, str] = Field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text + ", ".join(name + rest for name, rest in self.methods.items())
+
+
 class Verdict(Part):
     """The verdict on one pair on one task.
 
     Attributes:
         role: ``primary``, or ``secondary`` and exploratory.
         question: the question that it answers.
-        outcome: what is decided; ``why`` says why nothing was tested, or what keeps a primary pair undecided.
+        outcome: what is decided.
+        reason: why nothing was tested, or what keeps a primary pair undecided; ``why`` is it in words.
         metric: the measure that decides the task.
         difference: method minus other, in the metric's own unit; NaN where nothing was measured.
         low, high: ends of the plain 95 % interval, of this difference alone.
@@ -162,7 +178,7 @@ class Verdict(Part):
     role: Role = "secondary"
     question: str
     outcome: Outcome = "not tested"
-    why: str = ""
+    reason: Reason = Field(default=Reason(), exclude=True)
     method: str
     other: str
     task: str
@@ -190,16 +206,16 @@ class Verdict(Part):
     changed: str = ""
     at_rates_tried: bool | None = None
 
+    @computed_field  # type: ignore[prop-decorator]  # pydantic stacks it on properties
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return str(self.reason)
+
     @property
     def pair(self) -> tuple[str, str]:
         """The method and the other."""
         return self.method, self.other
-
-    def with_reason_of(self, names: Mapping[str, str]) -> Verdict:
-        """Return the verdict with the names of its methods in ``why`` replaced: old name -> new name."""
-        both = "|".join(re.escape(name) for name in sorted(self.pair, key=len, reverse=True))
-        why = re.sub(rf"(?<!\w)({both})(?= diverged|'s )", lambda name: names.get(name[1], name[1]), self.why)
-        return self.model_copy(update={"why": why})
 
     @property
     def is_found(self) -> bool:
@@ -249,7 +265,7 @@ def judge_primary(
     measures: Mapping[str, Measure],
     margins: Mapping[str, float],
     *,
-    why_not: Callable[[str, str, str], str] = lambda method, other, task: "not compared",
+    why_not: Callable[[str, str, str], Reason] = lambda method, other, task: Reason(text="not compared"),
     diverged: Mapping[str, Collection[int]] | None = None,
     rates: Callable[[Verdict], Verdict] = lambda verdict: verdict,
 ) -> list[Verdict]:
@@ -281,7 +297,7 @@ def judge_primary(
                     break
             assert verdict is not None
             if verdict.n == 0:
-                verdict = verdict.model_copy(update={"why": why_not(method, other, task)})
+                verdict = verdict.model_copy(update={"reason": why_not(method, other, task)})
             verdict = rates(verdict)
             if decisive is not None and verdict.level is not None and verdict.outcome in _WITHIN:
                 level = 2 * verdict.level
@@ -298,7 +314,7 @@ def _by_pair(comparisons: Iterable[Comparison]) -> dict[tuple[str, str, str, str
 def _measured(one: Comparison) -> dict[str, Any]:
     """Return the fields of a verdict that are those of a difference."""
     why = one.test.removeprefix("none (").removesuffix(")") if one.p is None else ""
-    return {key: getattr(one, key) for key in _MEASURED} | {"why": why}
+    return {key: getattr(one, key) for key in _MEASURED} | {"reason": Reason(text=why)}
 
 
 def _decided(
@@ -324,26 +340,27 @@ def _decided(
     fields |= {"corrected_low": of_sign[0], "corrected_high": of_sign[1], "level": tested}
     fields["p_corrected"] = min(1.0, ALPHA / tested * one.p)
     if len(one.errors) < 2 or "not paired" in one.test:
-        return Verdict(**fields | {"outcome": "undecided", "why": _FEW_SEEDS[one.seeds > 1]})
+        return Verdict(**fields | {"outcome": "undecided", "reason": Reason(text=_FEW_SEEDS[one.seeds > 1])})
 
     size = margin or 0.0
     turned = [ends if fields["higher_is_better"] else (-ends[1], -ends[0]) for ends in (of_sign, of_margin)]
+    reason = Reason()
     outcome = decide_gain(turned[0], turned[1], size) if asked.question == "gain" else decide_keep(turned[1], size)
     for name, wins in ((one.method, (*BETTER, *SAME)), (one.reference, (*WORSE, "equivalent"))):
         if (lost := diverged.get(name)) and outcome in wins:
             several = f"seeds {', '.join(map(str, sorted(lost)))}" if len(lost) > 1 else f"seed {next(iter(lost))}"
-            outcome, fields["why"] = "undecided", f"{several} of {name} diverged"
+            outcome, reason = "undecided", Reason(text=f"{several} of ", methods={name: " diverged"})
         elif lost:  # by how much the loser is worse is not known
             outcome = _WITHOUT_MARGIN.get(outcome, outcome)
     design = one.design
     fields["detectable"] = _possible(one, design.smallest_difference(level, asked.question))
     fields["margin_detectable"] = _possible(one, design.smallest_margin(level, asked.question))
-    if outcome == "undecided" and not fields["why"]:
+    if outcome == "undecided" and not reason.methods:
         effect = one.difference if fields["higher_is_better"] else -one.difference
         pair = asked.question, effect, level, size
         fields["seeds_needed"] = fewest(design.with_seeds, pair, above=one.seeds, most=MOST_SEEDS)
         fields["documents_needed"] = fewest(design.with_documents, pair, above=one.units, most=MOST_DOCUMENTS)
-    return Verdict(**fields, outcome=outcome)
+    return Verdict(**fields | {"outcome": outcome, "reason": reason})
 
 
 def _possible(one: Comparison, value: float) -> float | None:
@@ -372,14 +389,14 @@ def with_rates(verdict: Verdict, errors: Mapping[str, float | None], bits_per_na
     loser = errors.get(verdict.method if verdict.tone == "worse" else verdict.other)
     if verdict.is_found and loser is not None and abs(verdict.difference) < loser:
         verdict = verdict.model_copy(update={"at_rates_tried": True})
-    wide = [
-        f"{name}'s is not bounded" if math.isinf(error) else f"{name}'s may be worth {error:.2g}"
-        for name in (verdict.method, verdict.other)
+    wide = {
+        name: "'s is not bounded" if math.isinf(error) else f"'s may be worth {error:.2g}"
+        for name in verdict.pair
         if (error := errors.get(name)) is not None and error >= (verdict.margin or 0.0) / 2
-    ]
-    update: dict[str, str] = {}
+    }
+    update: dict[str, object] = {}
     if wide and verdict.outcome == "equivalent":
-        update = {"outcome": "undecided", "why": f"the choice of the rates: {', '.join(wide)}"}
+        update = {"outcome": "undecided", "reason": Reason(text="the choice of the rates: ", methods=wide)}
     elif wide and verdict.question == "gain":
         update = {"outcome": _WITHOUT_MARGIN.get(verdict.outcome, verdict.outcome)}
     return verdict.model_copy(update=update)
@@ -409,7 +426,7 @@ def judge(
     comparisons: Iterable[Comparison],
     pairs: Pairs,
     measures: Mapping[str, Measure],
-    why_not: Callable[[str, str, str], str] = lambda method, other, task: "not compared",
+    why_not: Callable[[str, str, str], Reason] = lambda method, other, task: Reason(text="not compared"),
     *,
     without: Collection[tuple[str, str, str]] = (),
 ) -> list[Verdict]:
@@ -445,7 +462,7 @@ def judge(
 
         for key, difference in made.items():
             named = {"question": question, **dict(zip(("method", "other", "task"), key, strict=True))}
-            fields = {"why": why_not(*key)} if difference is None else _measured(difference)
+            fields = {"reason": why_not(*key)} if difference is None else _measured(difference)
             verdicts.append(Verdict(**named, **measures[key[2]]._asdict(), **fields, **steps.get(key, {})))
     return verdicts
 

@@ -94,10 +94,10 @@ def test_a_size_without_its_interval_has_two_digits_where_these_are_known(differ
         ("lost", {"question": "keep"}, "lost", "lost 0.045"),
         ("equivalent", {"margin": 0.02}, "equivalent within 0.02", "equivalent within 0.02"),
         ("undecided", {"seeds_needed": 7}, "undecided (needs 7 seeds)", "undecided (needs 7 seeds)"),
-        ("undecided", {"why": "one seed"}, "undecided (one seed)", "undecided (one seed)"),
+        ("undecided", {"reason": {"text": "one seed"}}, "undecided (one seed)", "undecided (one seed)"),
         (
             "not tested",
-            {"why": "too few groups", "clusters": {"column": "page", "groups": 5}},
+            {"reason": {"text": "too few groups"}, "clusters": {"column": "page", "groups": 5}},
             *["not tested (too few groups: 5 groups of page, and 20 are needed)"] * 2,
         ),
     ],

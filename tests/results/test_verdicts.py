@@ -11,11 +11,12 @@ from scipy import stats
 from hfpatch.evaluation.stats import Estimate, Part
 from hfpatch.recipes.pairs import question_of
 from hfpatch.results.decision import Design
-from hfpatch.results.parts import Comparison
+from hfpatch.results.parts import Comparison, with_names
 from hfpatch.results.verdicts import (
     LookTaken,
     Measure,
     PrimaryQuestion,
+    Reason,
     Verdict,
     deciding,
     interval_at,
@@ -110,7 +111,7 @@ def test_what_was_not_tested_says_why_and_counts_in_no_family():
     few = comparison("few", 1.0, 1.0, 9.0, p=None, low=-math.inf, high=math.inf, test="none (too few documents)")
     made = [few, comparison("a", -9.0, 1.0, 9.0)]
     pairs = {"base": [("few", "base"), ("gone", "base"), ("a", "base")]}
-    verdicts = judge(made, pairs, {"text": BITS}, lambda method, *_: f"{method} diverged")
+    verdicts = judge(made, pairs, {"text": BITS}, lambda method, *_: Reason(methods={method: " diverged"}))
     assert [(verdict.outcome, verdict.why, verdict.family) for verdict in verdicts] == [
         ("not tested", "too few documents", 0),
         ("not tested", "gone diverged", 0),
@@ -189,13 +190,13 @@ def test_the_interval_of_a_pair_shows_its_outcome():
 
 
 def test_an_undecided_pair_says_what_would_decide_it():
-    (one, missing) = primary(GAIN, paired("a", -0.03, error=0.012), why_not=lambda method, *_: f"{method} is gone")
+    (one, missing) = primary(GAIN, paired("a", -0.03, error=0.012), why_not=lambda *_: Reason(text="gone"))
     assert one.outcome == "undecided"
     design = Design((0.003, 199), (0.012, 4), estimate_freedom=4)
     assert design.with_seeds(one.seeds_needed).decides("gain", 0.03, 0.025, 0.02) >= 0.8
     assert design.with_seeds(one.seeds_needed - 1).decides("gain", 0.03, 0.025, 0.02) < 0.8
     assert one.documents_needed is None  # the seeds vary too much
-    assert (missing.outcome, missing.why) == ("not tested", "b is gone")
+    assert (missing.outcome, missing.why) == ("not tested", "gone")
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,15 @@ def test_what_one_seed_or_a_diverged_one_leaves_open(made, diverged, outcome, wh
     (verdict,) = primary(asked, made, diverged=diverged)
     assert (verdict.outcome, verdict.why) == (outcome, why)
     assert verdict.level == (0.1 if "margin" in outcome else 0.05)  # that of a margin only where one is claimed
+
+
+def test_a_reason_has_the_new_names_of_its_methods_and_of_no_other():
+    asked = GAIN.model_copy(update={"pairs": [("seed 3 of lora", "lora")]})
+    (verdict,) = primary(asked, paired("seed 3 of lora", 0.001, error=0.001), diverged={"lora": {3: 10}})
+    assert verdict.why == "seed 3 of lora diverged"
+    renamed = with_names(verdict, {"seed 3 of lora": "A", "lora": "B"})
+    assert (renamed.pair, renamed.why) == (("A", "B"), "seed 3 of B diverged")
+    assert renamed.to_json()["why"] == renamed.why
 
 
 @pytest.mark.parametrize(("difference", "outcome"), [(0.009, "worse"), (0.001, "undecided")])
