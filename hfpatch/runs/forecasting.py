@@ -57,6 +57,8 @@ def forecast(
     """
     if effect is not None and not 0 < effect < 1:
         raise HfpatchError(f"--effect {effect:g}: must lie between 0 and 1, such as 0.01 for one point of accuracy")
+    if effect is not None and isinstance(recipe, StudyRecipe):
+        raise HfpatchError(f"--effect {effect:g}: is a difference on tasks, which a study does not have; leave it out")
     if start_processes().num_processes > 1:
         raise HfpatchError("plan runs in one process; start it without a launcher")
     earlier = None if like is None else load_results(like)

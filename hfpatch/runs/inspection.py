@@ -63,6 +63,8 @@ def inspect(
     Raises:
         HfpatchError: if the model, the patch or the text cannot be loaded, or the model's architecture is not declared.
     """
+    if tokens is not None and text is None and not model.name.startswith(TINYWORLD):
+        raise HfpatchError(f"--tokens {tokens}: counts tokens of a text, and there is none; give text with --text")
     base = load_base(model.name, **model.loading)
     require_causal(base.model, model.name)
     seen = survey(base.model)

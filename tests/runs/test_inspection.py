@@ -171,6 +171,8 @@ def test_text_that_is_not_there_is_one_line(capsys, tmp_path):
     (short := tmp_path / "short.txt").write_text("One\n")
     assert main(["inspect", "tinyworld/gpt-neox", "--text", str(short)]) == 2
     assert "fewer than four documents" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path), "--tokens", "300"]) == 2
+    assert "--tokens 300: counts tokens of a text, and there is none" in capsys.readouterr().err
 
 
 def test_too_few_tokens_for_the_fit_are_noted_and_the_rest_is_shown(run, tmp_path):
