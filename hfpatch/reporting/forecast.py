@@ -108,7 +108,7 @@ def _task_tables(forecast: Forecast) -> Iterator[Table]:
     headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
     caption = _CAPTION.format(count(forecast.comparisons))
     yield Table.of("tasks", f"What the tasks can show with {seeds}", headings, able, caption)
-    if forecast.effect is not None:
+    if forecast.effect is not None and needed:
         headings = ("task", "documents (much)", "seeds (much)", "documents (little)", "seeds (little)")
         yield Table.of("needed", f"What an effect of {forecast.effect:g} needs", headings, needed, _NEEDED)
 
@@ -123,7 +123,8 @@ def _question_table(forecast: Forecast) -> Table:
             source = f"as {asked.like[0]} against {asked.like[1]}"
         elif asked.like is not None:
             source = f"{asked.metric}, {count(asked.seeds)} seeds"
-        needed: str | Cell = NOTHING if asked.margin is None else "none within 100 seeds"
+        undecidable = asked.margin is not None and (asked.like is not None or asked.is_assumed)
+        needed: str | Cell = "none within 100 seeds" if undecidable else NOTHING
         if asked.seeds_needed is not None:
             design = f"{count(asked.seeds_needed)} seeds, {count(asked.documents_needed)} documents"
             needed = Cell((design, duration(asked.seconds or 0.0)))
