@@ -28,7 +28,6 @@ from hfpatch.results.retention import KL, RetentionPoint, front
 from hfpatch.results.series import QUANTITIES
 
 _Ends = tuple[float, float, float]  # a value, and the ends of its interval
-_MOST_PANELS = 12
 _MOST_GROUPS = 3  # of more series of one method in a panel, the mean is drawn
 _FEWEST_STEPS, _MOST_STEPS, _MOST_LINES = 50, 500, 40_000
 _DIFFERENCES = ("method", "other", "task", "metric", *PLAIN, *DECIDED, "why", "n", "seeds")
@@ -93,17 +92,17 @@ def retention(results: ComparisonResults) -> Figure | None:
                 panels.setdefault(task, []).append((point, (kl.difference, kl.low, kl.high), ends))
     if kept is None or not panels:
         return None
-    shown = dict.fromkeys(point.method for placed in panels.values() for point, _, _ in placed)
+    shown = dict.fromkeys(point.method for measured in panels.values() for point, _, _ in measured)
     looks = styles(list(results.methods), results.baseline, shown)
     figure, axes = plots.panels(len(panels), columns=2, width=6.2, height=4.0, key=len(looks))
-    for (task, placed), ax in zip(panels.items(), axes, strict=True):
+    for (task, measured), ax in zip(panels.items(), axes, strict=True):
         ax.axhline(0, color=MUTED, linewidth=1.0, zorder=1)
         ax.plot(0, 0, "s", color=GREY, markersize=6, zorder=4)
         ax.annotate("base", (0, 0), (6, -11), "data", "offset points", color=MUTED)
-        best = front([(0.0, 0.0), *((x[0], y[0]) for _, x, y in placed)])
+        best = front([(0.0, 0.0), *((x[0], y[0]) for _, x, y in measured)])
         ax.step(*zip(*best, strict=True), where="post", color=GREY, linewidth=5, alpha=0.35, zorder=1)
         for name, look in looks.items():
-            path_points = [(point, x, y) for point, x, y in placed if point.method == name]
+            path_points = [(point, x, y) for point, x, y in measured if point.method == name]
             path = [(0.0, 0.0), *((x[0], y[0]) for _, x, y in path_points)]
             if len(path_points) > 1:
                 ax.plot(*zip(*path, strict=True), color=look.colour, linestyle=look.dash, linewidth=1.2, zorder=2)
@@ -163,7 +162,7 @@ def training(results: ComparisonResults) -> Figure | None:
         limit = 1.12 * plots.robust_limit(shares, 4.0)
         axes[1].set_ylim(-limit, limit)
     elif len(curves) > 1:
-        axes[1].set(title=f"Training loss less that of {short(reference)}", ylabel="↓ better")
+        axes[1].set(title=f"Training loss less that of {short(reference)}", ylabel="nats per token   ↓ better")
         if any(sizes):
             limit = 1.1 * plots.robust_limit(sizes)
             axes[1].set_ylim(-limit, limit)
@@ -185,10 +184,9 @@ def _layers(results: ComparisonResults) -> list[tuple[str, LayerSeries]]:
 def layer_panels(results: ComparisonResults) -> Figure | None:
     """Draw every quantity against the layer, a line a method; None where nothing is known layer by layer."""
     shown = [(name, series) for name, series in _layers(results) if series.points]
-    quantities = list(dict.fromkeys(series.quantity for _, series in shown))[:_MOST_PANELS]
+    quantities = list(dict.fromkeys(series.quantity for _, series in shown))
     if not quantities:
         return None
-    shown = [(name, series) for name, series in shown if series.quantity in quantities]
     looks = styles(list(results.methods), results.baseline, {name for name, _ in shown})
     width = 11.0 / min(3, len(quantities))
     figure, axes = plots.panels(len(quantities), columns=3, width=width, height=2.6, key=len(looks))

@@ -17,7 +17,6 @@ from hfpatch.recipes.pairs import in_one_group, is_lora
 from hfpatch.reporting import plots
 from hfpatch.reporting.document import MARKS, WORDS, Tone
 from hfpatch.reporting.numbers import (
-    MOST_METHODS,
     Change,
     Scale,
     gain_of,
@@ -168,9 +167,6 @@ def forest_of(results: ComparisonResults) -> Forest | None:
         other = f"{loras_text(results, of_loras) if loras else results.baseline}, or what is named"
     if not rows:
         return None
-    if len(rows) > MOST_METHODS:  # those with the smallest p stay
-        kept = sorted(rows, key=lambda row: 1.0 if row.verdict.p is None else row.verdict.p)[:MOST_METHODS]
-        rows = [row for row in rows if row in kept]
     margin = margin_of(rows[0].verdict, rows[0].gain)
     sizes = []  # to the farthest end of an interval, but not to that of an outlier
     for gain in (row.gain for row in rows):

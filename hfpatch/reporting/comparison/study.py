@@ -20,7 +20,6 @@ TRIALS = (
     "The loss on the text of tuning after each trial, nats per token, of several trials with the same two values the "
     "lowest. The ring is the choice; a cross diverged."
 )
-_MOST_PANELS = 24
 _FEW_TICKS = 5  # on the steps of a narrow panel
 
 
@@ -35,7 +34,6 @@ def diagnostics(results: ComparisonResults) -> Figure | None:
             lines.setdefault(title, {}).setdefault(point.layer, []).append((point.step, size, angle))
     if not lines:
         return None
-    lines = dict([*lines.items()][: _MOST_PANELS // 2])
     columns = plots.COLUMNS if len(lines) > 1 else 2
     figure, axes = plots.panels(2 * len(lines), columns=columns, width=11.0 / columns, height=2.5)
     for i, (title, layers) in enumerate(lines.items()):

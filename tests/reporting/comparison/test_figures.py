@@ -49,6 +49,7 @@ def test_figures_are_those_that_there_is_something_for_and_the_same_bytes_every_
 def test_training_shows_loss_difference_to_the_lora_and_held_out_loss_where_it_was_measured(results):
     figure = training(results)
     assert titles(figure) == ["Training loss", "Training loss less that of lora"]
+    assert all("nats per token" in ax.get_ylabel() for ax in figure.axes)
     assert "baseline" not in texts_of(to_svg(figure))
     measured = Curve(steps=[1, 2], loss=[3.0, 2.0], seeds=1, held_out={2: 2.5})
     shorter = Curve(steps=[2, 3], loss=[2.5, 1.0], seeds=1)
@@ -72,6 +73,8 @@ def test_layers_have_a_panel_a_quantity_and_the_mean_of_many_groups(results):
     first, second = layer_panels(having(results, "layers", [], pre_projection_skip=skip, lora=lora)).axes
     assert {tuple(line.get_ydata()) for line in first.lines} == {(1.0,), (0.5, 0.5)}
     assert drawn(second) == [[[0.0, 2.0], [1.0, 4.0]]]
+    many = [LayerSeries(quantity=f"q{i}", points={0: 1.0}) for i in range(15)]
+    assert len(layer_panels(having(results, "layers", [], lora=many)).axes) == 15
 
 
 def test_the_data_of_the_figures(build, raw):

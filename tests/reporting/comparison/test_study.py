@@ -55,6 +55,9 @@ def test_its_figures_are_improvement_by_step_f_and_the_map_of_trials(results):
     size, angle = diagnostics(results).axes
     assert [line.get_ydata().tolist() for line in size.lines] == [[0.5] * 4, [1.5] * 4]
     assert angle.lines[0].get_ydata().tolist() == pytest.approx([math.degrees(math.acos(-0.5))] * 4)  # 120°
+    many = {f"variant {i}": results.methods["nonlinear"] for i in range(14)}
+    panels = diagnostics(results.model_copy(update={"methods": many})).axes
+    assert [ax.get_title(loc="left") for ax in panels[::2]] == [f"{name}: ‖f‖/‖x‖" for name in many]
     rows = read_csv(FIGURES["diagnostics"].data(results))
     assert [(row["method"], row["step"], row["layer"]) for row in rows[:2]] == [
         ("nonlinear", "100", "0"), ("nonlinear", "100", "1"),
