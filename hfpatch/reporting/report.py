@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import write_patch_cards
 from hfpatch.reporting.comparison.answer import answer, headline_table
-from hfpatch.reporting.comparison.document import RunData, comparison_document, missing, read_material
+from hfpatch.reporting.comparison.document import RunData, comparison_document, read_material
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.forest import forest_figure
 from hfpatch.reporting.comparison.merging import Check, merge
@@ -64,8 +64,7 @@ def document_of(folder: Path) -> Document:
     results = load_results(folder, None)
     if isinstance(results, ComparisonResults):
         nothing = Samples((), {}, ())
-        material = RunData("", results, nothing, [*missing(results)], {"": results})
-        return comparison_document([material.labelled()])
+        return comparison_document([RunData("", results, nothing, (), {"": results}).labelled()])
     return evaluation_document(results)
 
 
@@ -137,8 +136,8 @@ def write_joint_report(
         for task, fields in one.samples.documents.items():
             documents[task] = {**documents.get(task, {}), **fields}
     samples = Samples(tuple(side for one in renamed for side in one.samples.sides), documents, ())
-    absent = [f"{one.title}: {sentence}" for one in runs for sentence in one.missing]
-    joined = RunData("", union, samples, absent, {one.title: one.results for one in runs})
+    unread = [f"{one.title}: {sentence}" for one in runs for sentence in one.unread]
+    joined = RunData("", union, samples, unread, {one.title: one.results for one in runs})
     return _write(out, [joined], merged.checks, pdf=pdf)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hfpatch.errors import listed
 from hfpatch.reporting import document as doc
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.comparison.answer import (
@@ -52,7 +53,7 @@ class RunData:
     title: str  # the run's label where several are reported side by side, else nothing
     results: ComparisonResults
     samples: Samples
-    missing: Sequence[str]  # a sentence for each thing that is missing
+    unread: Sequence[str]  # a sentence for each file that cannot be read or is left out
     sources: Mapping[str, ComparisonResults]  # label -> results of each run behind it
     drawn: Mapping[str, str] = field(default_factory=dict)  # figures as SVG; the summary for a terminal needs none
     unlabelled: RunData | None = None  # with methods by their names in the recipe; None where it has no labels
@@ -62,6 +63,14 @@ class RunData:
     def data(self) -> RunData:
         """The run for CSV files, with names of methods and not labels."""
         return self.unlabelled or self
+
+    @property
+    def missing(self) -> list[str]:
+        """A sentence for each thing that is missing; of several runs, whose seeds may differ, from each by itself."""
+        if len(self.sources) == 1:
+            return [*missing(self.results), *self.unread]
+        runs = ((label, run.labelled()) for label, run in self.sources.items())
+        return [*(f"{label}: {sentence}" for label, run in runs for sentence in missing(run)), *self.unread]
 
     def renamed(self, results: ComparisonResults, names: Mapping[str, str]) -> RunData:
         """Return the run with other results, and with the methods in ``names`` alone, each by its new name."""
@@ -87,8 +96,7 @@ def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunD
     names = sorted(printable(path.name) for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
     unknown = [name for name in names if name not in results.methods]
     left_out = [f"runs/{name}: not a method of these results, so it is left out." for name in unknown]
-    absent = [*missing(results), *left_out, *broken, *samples.missing]
-    return RunData(label, results, samples, absent, {label: results})
+    return RunData(label, results, samples, [*left_out, *broken, *samples.missing], {label: results})
 
 
 def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = ()) -> doc.Document:
@@ -184,8 +192,8 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
         if results.study is not None:
             checked = "parameters match and updates survive"
         notes.append(doc.Text(f"Not checked yet: whether {checked} is checked once a run is complete."))
-    if material.missing:
-        notes.append(doc.Sentences(tuple(material.missing), "What is missing"))
+    if absent := material.missing:
+        notes.append(doc.Sentences(tuple(absent), "What is missing"))
     yield doc.Section("cautions", "Cautions", tuple(notes) or (doc.Text("None."),))
     if results.frontier is not None:
         blocks = *figures("frontier"), *frontier_blocks(results), headline_table(results)
@@ -226,8 +234,8 @@ def _changed_documents(samples: Samples) -> doc.Section:
     sides: list[list[dict[str, Any] | None]] = [[None] * len(tasks) for _ in methods]
     for side in samples.sides:
         changes = [[change.document, round(change.gained, 6), change.lost] for change in side.changes]
-        listed = {"seeds": side.seeds, "binary": side.gained is not None, "left_out": side.left_out}
-        sides[methods.index(side.method)][tasks.index(side.task)] = {**listed, "changes": changes}
+        counts = {"seeds": side.seeds, "binary": side.gained is not None, "left_out": side.left_out}
+        sides[methods.index(side.method)][tasks.index(side.task)] = {**counts, "changes": changes}
     browser = doc.Browser({"methods": methods, "tasks": tasks, "sides": sides, "documents": samples.documents})
     blocks = (doc.Text(_SAMPLES, "caption"), browser, sides_table(samples.sides))
     return doc.Section("samples", "What changed sides", blocks)
@@ -242,19 +250,18 @@ def missing(results: ComparisonResults) -> Iterator[str]:
         yield f"No {results.noun} has a result."
     if not results.tasks:
         yield "No task has a result."
+    if unfinished := [name for name, method in results.methods.items() if not method.runs]:
+        yield f"{listed(unfinished)}: no run is finished."
     for name, method in results.methods.items():
-        if not method.runs:
-            yield f"{name}: no run is finished."
-            continue
-        for seed in results.seeds_asked(name) if method.parts or results.study else ():
-            if seed not in method.runs:
-                yield f"{name}: no finished run with seed {seed}."
+        seeds = results.seeds_asked(name) if method.runs and (method.parts or results.study) else ()
+        if absent := [str(seed) for seed in seeds if seed not in method.runs]:
+            yield f"{name}: no finished run with seed{'s' * (len(absent) > 1)} {listed(absent)}."
         for seed, run in sorted(method.runs.items()):
             scored = {task: score.metrics for task, score in run.evaluation.items()}
             tasks = [task for task, info in results.tasks.items() if info.primary not in scored.get(task, {})]
             if tasks and run.diverged_step is None:
                 yield f"{name}, seed {seed}: no result on {', '.join(tasks)}."
-    if results.tasks and len(results.methods) > 1 and not results.comparisons:
+    if results.complete and results.tasks and len(results.methods) > 1 and not results.comparisons:
         yield "No paired comparison was made."
     names = results.methods.items()
     without = [

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 from hfpatch.reporting.comparison.document import missing, read_material
 
@@ -17,8 +18,26 @@ def test_what_is_absent_is_named(build, raw):
     parameters = {"trainable": 5, "added": 5, "base": 9}
     raw["methods"]["late"] = {"parts": [{"type": "lora"}], "parameters": parameters, "runs": {}}
     text = " ".join(missing(build(raw)))
-    named = ("not complete", "pre_projection_skip: .* seed 1", "lora, seed 0: .* tinyworld_text", "late: ", "No paired")
+    named = ("not complete", "pre_projection_skip: .* seed 1", "lora, seed 0: .* tinyworld_text", "late: ")
     assert all(re.search(pattern, text) for pattern in named)
+
+
+def test_methods_have_their_names_of_the_tables_and_only_shown_ones_are_named(run_dir, build, raw):
+    raw["methods"]["lora"]["label"] = "Low rank"
+    for name in ("lora", "pre_projection_skip"):
+        raw["methods"][name]["runs"] = {}
+    results = build(raw)
+    material = read_material("", run_dir, results)
+    said = "{}: no run is finished."
+    assert said.format("pre_projection_skip and lora") in material.missing
+    assert said.format("pre_projection_skip and Low rank") in material.labelled().missing
+    shown = results.only(["lora"])
+    some = replace(material.renamed(shown, {name: name for name in shown.methods}), sources={"": shown})
+    assert said.format("Low rank") in some.labelled().missing
+    joined = replace(material, sources={"one": results, "two": results}).missing
+    assert [f"{run}: {said.format('pre_projection_skip and Low rank')}" in joined for run in ("one", "two")] == [
+        True
+    ] * 2
 
 
 def test_runs_of_another_comparison_are_named(run_dir, results):
