@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,18 @@ from hfpatch.errors import listed
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
 from hfpatch.reporting.facts import digest, evaluation_text, gguf_text, provenance_facts, settings_text
-from hfpatch.reporting.numbers import NOTHING, count, decimal, documents_text, interval, p_text, signed, significant
+from hfpatch.reporting.numbers import (
+    NOTHING,
+    Change,
+    Scale,
+    count,
+    decimal,
+    documents_text,
+    interval_of,
+    p_text,
+    signed_size,
+    significant,
+)
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import PRODUCTS
 from hfpatch.results.evaluation import EvaluatedVariant, EvaluationResults
@@ -27,7 +39,8 @@ from hfpatch.results.verdicts import Verdict
 def evaluation_document(results: EvaluationResults) -> Document:
     """Return the scores of every model, the differences between them, the warnings and how it was measured."""
     reused = sum(score.reused for variant in results.variants.values() for score in variant.scores.values())
-    notes = [f"{count(reused)} answers were kept from an earlier call and not scored again"] if reused else []
+    were = "answer was" if reused == 1 else "answers were"
+    notes = [f"{count(reused)} {were} kept from an earlier call and not scored again"] if reused else []
     kinds = [(variant.model or results.provenance).get("matmul") for variant in results.variants.values()]
     notes += [f"Matrix products: {PRODUCTS[kind]}" for kind in dict.fromkeys(kinds) if kind in PRODUCTS]
     patches = sum(variant.patch is not None for variant in results.variants.values())
@@ -90,13 +103,15 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
     rows, differences = [], list[Verdict | Comparison]([*results.verdicts, *others])
     for pair in differences:
         verdict = pair if isinstance(pair, Verdict) else None
-        tested = verdict is not None and verdict.p_corrected is not None
+        plain, corrected = Change(pair.difference, pair.low, pair.high, Scale.RAW), NOTHING
+        if verdict is not None and verdict.p_corrected is not None:
+            corrected = interval_of(replace(plain, low=verdict.corrected_low, high=verdict.corrected_high))
         visible = verdict.detectable if verdict is not None else None
         cells: list[str | Cell] = list(pair.pair if several else [pair.method])
         cells += [
             Cell((pair.task, f"{pair.metric}, n = {documents_text(pair.n, pair.clusters)}")),
-            Cell((signed(pair.difference, 4), interval(pair.low, pair.high, 4) if math.isfinite(pair.low) else "")),
-            interval(verdict.corrected_low, verdict.corrected_high, 4) if verdict and tested else NOTHING,
+            Cell((signed_size(plain), interval_of(plain) if math.isfinite(plain.low) else "")) if pair.n else NOTHING,
+            corrected,
             p_text(verdict.p_corrected) if verdict else NOTHING,
             NOTHING if visible is None else significant(visible, 2),
         ]
@@ -105,10 +120,11 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
         rows.append(Row(tuple(cells), faint=verdict is None))
     title = "Differences between the models" if several else "Differences from the base"
     family = max((verdict.family for verdict in results.verdicts), default=0)
+    tests = "1 test" if family == 1 else f"{family} tests"
     caption = (
         f"{'Model minus the one it is compared with' if several else 'Patch minus base'} in the metric's own unit with "
         "its plain 95 % interval, paired by document. One measure decides each task, by a test corrected by Holm's "
-        f"method over all {'pairs' if several else 'patches'} and tasks ({family} tests); the corrected interval "
+        f"method over all {'pairs' if several else 'patches'} and tasks ({tests}); the corrected interval "
         "belongs to its verdict. Detectable: what a corrected test finds in about four of five cases."
     )
     return (Table("differences", title, tuple(columns), tuple(rows), caption),)
@@ -214,7 +230,9 @@ def _cut_differently(sources: Mapping[str, EvaluationResults]) -> set[str]:
 
 
 def value_text(value: float) -> str:
-    """Format a score, or its standard error."""
+    """Format a score, or its standard error: with four decimals, of tiny and huge ones with two or four digits."""
+    if 0 < abs(value) < 5e-4:
+        return significant(value, 2)
     return decimal(value, 4) if abs(value) < 1e6 else significant(value, 4)
 
 

@@ -14,10 +14,10 @@ from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.retention import text_of
 from hfpatch.results.cautions import level_at
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.decision import FEWEST_DOCUMENTS
+from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, is_share
 from hfpatch.results.parts import NATS_PER_TOKEN, Clusters, Comparison
-from hfpatch.results.verdicts import Verdict
+from hfpatch.results.verdicts import INCOMPLETE, Verdict
 
 MINUS = "−"
 NOTHING = "–"  # shown where there is no number
@@ -203,9 +203,12 @@ def digits_for(change: Change) -> int:
     """Return how many decimals a change is shown with: enough for two digits of its interval's width.
 
     There are up to three more where an end would be rounded to 0, so that an interval shows whether it leaves 0 out.
+    Without an interval, or with one of no width, enough for two digits of the change.
     """
     span = change.high - change.low
-    if not math.isfinite(span) or span <= 0:
+    if not 0 < span < math.inf:
+        span = abs(change.difference)
+    if not 0 < span < math.inf:
         return 1
     most = 6 if change.scale is Scale.RAW else 4
     fitting = min(most, max(0, 1 - math.floor(math.log10(span))))
@@ -221,13 +224,18 @@ def interval(low: float, high: float, digits: int) -> str:
     return f"[{decimal(low, digits)}, {decimal(high, digits)}]"
 
 
+def interval_of(change: Change) -> str:
+    """Format the interval of a change, see `digits_for`."""
+    return interval(change.low, change.high, digits_for(change))
+
+
 def change_text(change: Change, *, unit: bool = True) -> str:
     """Format a change with its interval, as ``+3.1 [1.2, 5.0] points``; without one where nothing was tested."""
     digits = digits_for(change)
     ending = f" {change.scale.value}" if unit and change.scale.value else ""
     if math.isinf(change.low) and math.isinf(change.high):
         return signed(change.difference, digits) + ending
-    return f"{signed(change.difference, digits)} {interval(change.low, change.high, digits)}{ending}"
+    return f"{signed(change.difference, digits)} {interval_of(change)}{ending}"
 
 
 def size_text(change: Change) -> str:
@@ -285,10 +293,13 @@ def documents_text(n: int, clusters: Clusters | None) -> str:
 
 
 def p_text(value: float | None) -> str:
-    """Format a p-value: ``0.031``, ``0.0042``, ``< 0.0001``."""
+    """Format a p-value: ``0.031``, ``0.0042``, ``< 0.0001``; it stays on its side of the level of 5 %."""
     if value is None:
         return NOTHING
-    return "< 0.0001" if value < 1e-4 else f"{value:.4f}" if value < 0.01 else f"{value:.3f}"
+    digits = 4 if value < 0.01 else 3
+    while (round(value, digits) < ALPHA) != (value < ALPHA):
+        digits += 1
+    return "< 0.0001" if value < 1e-4 else f"{value:.{digits}f}"
 
 
 def short_count(value: float) -> str:

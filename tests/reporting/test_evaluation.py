@@ -25,11 +25,21 @@ def test_tables_have_every_score_and_every_comparison(evaluated):
         ("cloze", "1.0", "2", "perplexity", "1,234", "2,500,000", "2,500,000"),
     ]
     assert cells(tables[1]) == [
-        ("one", "cloze\nacc, n = 1,234", "−0.2500\n[−0.3000, −0.2000]", "[−0.3000, −0.2000]", "< 0.0001", "0.071",
+        ("one", "cloze\nacc, n = 1,234", "−0.25\n[−0.30, −0.20]", "[−0.30, −0.20]", "< 0.0001", "0.071",
          "worse"),
-        ("two", "cloze\nacc, n = 1,234 in 300 groups of passage", "+0.1000\n", *"–––", "not tested (too few groups)"),
-        ("one", "cloze\nmargin, n = 1,234", "−0.5000\n[−0.6000, −0.4000]", *"–––", "no verdict"),
+        ("two", "cloze\nacc, n = 1,234 in 300 groups of passage", "+0.100\n", *"–––", "not tested (too few groups)"),
+        ("one", "cloze\nmargin, n = 1,234", "−0.50\n[−0.60, −0.40]", *"–––", "no verdict"),
     ]  # fmt: skip
+
+
+def test_tiny_numbers_are_not_rounded_to_0_and_one_test_is_one(evaluated):
+    tiny = comparison("one", difference=2.1e-5, low=1.0e-5, high=3.2e-5, p=0.003, metric="bits_per_byte")
+    made = evaluated.model_copy(update={"comparisons": [tiny]})
+    made.variants["base"].scores["cloze"].stderr["acc"] = 0.000031
+    scores, differences = (block for block in evaluation_document(made).summary if isinstance(block, Table))
+    assert cells(scores)[0][5] == "0.5000 ± 3.1e−05"
+    assert cells(differences)[0][2:4] == ("+0.000021\n[0.000010, 0.000032]", "[0.000010, 0.000032]")
+    assert "(1 test);" in differences.caption
 
 
 def test_several_models_have_their_names_and_what_each_is_compared_with(evaluated):

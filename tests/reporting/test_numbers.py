@@ -75,6 +75,7 @@ def test_change_text(low, high, scale, text):
         (0.00001, -0.03, 0.03, "0.0000"),
         (0.56, 0.55, 0.57, "+0.560"),
         (-0.0446, -math.inf, math.inf, "−0.0446"),
+        (0.003, 0.003, 0.003, "+0.0030"),  # all documents changed alike
     ],
 )
 def test_a_size_without_its_interval_has_two_digits_where_these_are_known(difference, low, high, shown):
@@ -142,10 +143,12 @@ def test_numbers_that_are_none_and_rounded_zeros():
                  16 / 67584: "under 0.001"}),
         (times_text, {None: "∞", 123.4: "123", 99.6: "100", 99.4: "99", 0.1: "0.1"}),
         (count, {17_694_720: "17,694,720"}),
+        (p_text, {None: "–", 0.031: "0.031", 0.0042: "0.0042", 1e-9: "< 0.0001", 0.04996: "0.04996", 0.05: "0.050",
+                  0.0504: "0.050"}),
         (memory, {512 * 2**20: "512 MiB", 1.5 * 2**30: "1.5 GiB"}),
         (duration, {4.21: "4.2 s", 59.4: "59 s", 185: "3 min 05 s", 7800: "2 h 10 min"}),
     ],
-    ids=["significant", "short count", "ratio", "times", "count", "memory", "duration"],
+    ids=["significant", "short count", "ratio", "times", "count", "p", "memory", "duration"],
 )  # fmt: skip
 def test_numbers_as_text(form, shown):
     assert {value: form(value) for value in shown} == shown

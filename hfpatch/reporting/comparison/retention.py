@@ -15,7 +15,6 @@ from hfpatch.reporting.numbers import (
     count,
     decimal,
     outcome_of,
-    significant,
 )
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.parts import NATS_PER_TOKEN, Comparison
@@ -107,5 +106,4 @@ def _cell(one: Comparison | None, factor: float) -> str:
     if one is None:
         return NOTHING
     low, high = sorted((factor * one.low, factor * one.high))
-    change = Change(factor * one.difference, low, high, Scale.RAW)
-    return change_text(change) if math.isfinite(high - low) else significant(change.difference, 3)
+    return change_text(Change(factor * one.difference, low, high, Scale.RAW))

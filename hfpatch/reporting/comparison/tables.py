@@ -16,10 +16,9 @@ from hfpatch.reporting.numbers import (
     change_text,
     count,
     decimal,
-    digits_for,
     diverged_text,
     documents_text,
-    interval,
+    interval_of,
     metric_text,
     p_text,
     part_text,
@@ -146,8 +145,7 @@ def _difference_row(results: ComparisonResults, one: Verdict | Comparison, quest
     corrected: str | Cell = NOTHING
     p_values: str | Cell = NOTHING
     if verdict is not None and verdict.p_corrected is not None:
-        change = change_of(results, verdict, plain=False)
-        corrected = interval(change.low, change.high, digits_for(change))
+        corrected = interval_of(change_of(results, verdict, plain=False))
         p_values = Cell((p_text(verdict.p_corrected), p_text(verdict.p)))
     outcome = "no verdict" if verdict is None else Cell((verdict_text(results, verdict),), verdict.tone)
     difference = change_text(change_of(results, one)) if one.n > 0 else NOTHING

@@ -12,7 +12,16 @@ from typing import Any
 
 from hfpatch.reporting.comparison.tables import mean_of
 from hfpatch.reporting.evaluation import value_text
-from hfpatch.reporting.numbers import Change, Scale, change, change_of, change_text, diverged_text, scale_of, signed
+from hfpatch.reporting.numbers import (
+    Change,
+    Scale,
+    change,
+    change_of,
+    change_text,
+    diverged_text,
+    scale_of,
+    signed_size,
+)
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.evaluation import EvaluationResults
 from hfpatch.results.folder import Results
@@ -128,8 +137,7 @@ def _gain(difference: Change, higher: bool = True) -> dict[str, Any]:
     gain, *ends = (
         number if math.isfinite(number) else None for number in (difference.difference, difference.low, difference.high)
     )
-    mean = f"{signed(difference.difference, 2)} {difference.scale.value}".rstrip()
-    text = change_text(difference) if None not in ends else f"{mean}, no interval"
+    text = change_text(difference) if None not in ends else f"{signed_size(difference)}, no interval"
     return {"gain": gain, "low": ends[0], "high": ends[1], "text": text}
 
 

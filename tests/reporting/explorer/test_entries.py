@@ -66,7 +66,7 @@ def test_a_measure_that_decides_nothing_has_no_verdict(build, raw, compared):
     assert (accuracy.axis.primary, accuracy.verdict, accuracy.gain) == (False, "no verdict", pytest.approx(1.5))
     assert low_noise.gain == pytest.approx(0.1)  # in bits
     assert (low_noise.axis.primary, low_noise.verdict) == (True, "better")
-    assert listed["lora", CLOZE, "margin"].text == "+0.30, no interval"
+    assert listed["lora", CLOZE, "margin"].text == "+0.300, no interval"
 
 
 def test_a_study_shows_each_variant_against_its_baseline():
