@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import fmean
 from typing import Any
@@ -47,11 +47,12 @@ class Change:
     low: float
     high: float
     scale: Scale
+    factor: float = 1.0  # how many units of the scale the metric's unit is
 
     @property
     def turned(self) -> Change:
         """The difference with its sign turned, where lower is better."""
-        return Change(-self.difference, -self.high, -self.low, self.scale)
+        return replace(self, difference=-self.difference, low=-self.high, high=-self.low)
 
 
 def change(difference: float, low: float, high: float, *, scale: Scale, reference: float | None) -> Change:
@@ -62,7 +63,7 @@ def change(difference: float, low: float, high: float, *, scale: Scale, referenc
     if scale is Scale.RELATIVE and not reference:
         scale = Scale.RAW
     factor = {Scale.POINTS: 100.0, Scale.RELATIVE: 100.0 / (reference or 1.0), Scale.RAW: 1.0}[scale]
-    return Change(difference * factor, low * factor, high * factor, scale)
+    return Change(difference * factor, low * factor, high * factor, scale, factor)
 
 
 def scale_in(results: ComparisonResults, task: str, metric: str) -> Scale:
@@ -97,7 +98,7 @@ def gain_on(results: ComparisonResults, method: str, task: str, *, plain: bool =
 
 def verdict_text(results: ComparisonResults, verdict: Verdict) -> str:
     """Return a verdict in words: with its margin, why nothing was tested or decided, and what would decide it."""
-    text = str(outcome_of(verdict))
+    text = str(outcome_of(verdict, gain_of(results, verdict), sized=False))
     info = results.tasks.get(verdict.task)
     if verdict.tone == "undecided" and not verdict.why and info is not None and verdict.metric == info.primary:
         level = level_at(results, verdict.other, verdict.task)
@@ -122,11 +123,11 @@ class Outcome:
         return f"{self.verb}{self.size}{self.within}{self.rates}{self.reason}"
 
 
-def outcome_of(verdict: Verdict, gain: Change | None = None) -> Outcome:
-    """Return an outcome in words; without its gain, where the number stands beside it, a difference has no size."""
+def outcome_of(verdict: Verdict, gain: Change | None = None, *, sized: bool = True) -> Outcome:
+    """Return an outcome in words, in the unit of its gain; not ``sized``, where the number stands beside it."""
     verb, _, is_small = verdict.outcome.partition(" by ")
     margin, size = margin_text(verdict, gain), ""
-    if gain is not None and verdict.is_found:
+    if gain is not None and sized and verdict.is_found:
         size = f"{'' if verb == 'lost' else ' by'} {size_text(gain)}{f', less than {margin}' if is_small else ''}"
     elif is_small:
         size = f" by less than {margin or 'the margin'}"
@@ -159,10 +160,7 @@ def margin_of(verdict: Verdict, gain: Change | None = None) -> float | None:
     """Return the margin of a verdict in the unit of its gain; None where it has none."""
     if verdict.margin is None:
         return None
-    if is_share(verdict.metric):
-        return 100 * verdict.margin
-    relative = gain is not None and gain.scale is Scale.RELATIVE and verdict.difference
-    return verdict.margin * abs(gain.difference / verdict.difference) if gain and relative else verdict.margin
+    return verdict.margin * (gain.factor if gain is not None else 100 if is_share(verdict.metric) else 1)
 
 
 def margin_text(verdict: Verdict, gain: Change | None = None) -> str:

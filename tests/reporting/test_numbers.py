@@ -12,8 +12,10 @@ from hfpatch.reporting.numbers import (
     diverged_text,
     duration,
     margin_of,
+    margin_text,
     memory,
     outcome_of,
+    p_text,
     part_text,
     ratio,
     scale_of,
@@ -44,7 +46,7 @@ def test_scale(metric, higher, scale):
 
 
 def test_a_change_of_a_share_is_in_points_and_a_relative_one_in_per_cent():
-    assert change(0.05, 0.02, 0.08, scale=Scale.POINTS, reference=0.4) == Change(5.0, 2.0, 8.0, Scale.POINTS)
+    assert change(0.05, 0.02, 0.08, scale=Scale.POINTS, reference=0.4) == Change(5.0, 2.0, 8.0, Scale.POINTS, 100.0)
     relative = change(-2.4, -3.0, -1.8, scale=Scale.RELATIVE, reference=20.0)
     assert (relative.difference, relative.low, relative.high) == pytest.approx((-12.0, -15.0, -9.0))
     for reference in (None, 0.0):  # without a reference it is raw
@@ -115,13 +117,17 @@ def test_margins_are_in_the_unit_of_the_gain():
     share = Verdict(**pair, metric="acc", outcome="equivalent")
     assert margin_of(share) == 1.0
     assert str(outcome_of(share)) == "equivalent within 1 point"
-    perplexity = Verdict(**(pair | {"margin": 0.5, "metric": "word_perplexity", "difference": 2.0}))
-    assert margin_of(perplexity, Change(10.0, 9.0, 11.0, Scale.RELATIVE)) == 2.5
+    perplexity = Verdict(**(pair | {"margin": 0.5, "metric": "word_perplexity", "higher_is_better": False}))
+    for difference in (2.0, 0.0, -2.0):
+        gain = change(difference, -3.0, 3.0, scale=Scale.RELATIVE, reference=20.0).turned
+        assert margin_of(perplexity, gain) == 2.5
+        assert margin_text(perplexity, gain) == "2.5 %"
 
 
 def test_numbers_that_are_none_and_rounded_zeros():
     untested = Change(4.0, -math.inf, math.inf, Scale.POINTS)
     assert (change_text(untested), change_text(untested, unit=False)) == ("+4.0 points", "+4.0")
+    assert change_text(Change(-0.0123, -math.inf, math.inf, Scale.RAW)) == "−0.012"
     assert decimal(math.nan, 1) == "not a number"
     assert signed(-math.inf, 1) == "−∞"
     assert change_text(Change(math.nan, math.nan, math.inf, Scale.POINTS)).startswith("not a number [")

@@ -27,12 +27,12 @@ from hfpatch.reporting.numbers import (
     MINUS,
     NOTHING,
     Change,
+    Scale,
     decimal,
-    digits_for,
     diverged_text,
     gain_of,
     gain_on,
-    interval,
+    interval_of,
     margin_text,
     metric_text,
     needs_text,
@@ -158,16 +158,16 @@ def _sentence(results: ComparisonResults, verdict: Verdict) -> Finding:
     if gain is None or verdict.tone == "not tested":
         about = f"on {task}" if keeps else f"against {other} on {task}"
         return Finding(verdict.method, f"{about}: {outcome_of(verdict)}.", verdict.tone)
-    unit, outcome = unit_text(verdict.metric, gain.scale), outcome_of(verdict, gain)
-    size = size_text(replace(gain, scale=type(gain.scale).RAW))
-    ends = _ends(gain)
-    side = "behind" if gain.difference < 0 else "ahead of"
+    outcome, ends = outcome_of(verdict, gain), _ends(gain)
+    raw = replace(gain, scale=Scale.RAW)
+    size, sign = f"{size_text(raw)} {unit_text(verdict.metric, gain.scale)}", signed_size(raw)[0]
     less = f", less than {margin_text(verdict, gain)}" if "less than" in verdict.outcome else ""
-    if keeps:
-        verb = "loses" if gain.difference < 0 else "gains"
-        text = f"{verb} {size} {unit} on {task}{ends}"
+    if keeps:  # a rounded zero has no sign
+        verb = {"+": "gains", MINUS: "loses"}.get(sign, "differs by")
+        text = f"{verb} {size} on {task}{ends}"
     else:
-        text = f"is {size} {unit} {side} {other}{ends}"
+        side = {"+": "ahead of", MINUS: "behind"}.get(sign, "apart from")
+        text = f"is {size} {side} {other}{ends}"
     if verdict.tone == "undecided":
         needs = needs_text(verdict)
         why = f" ({verdict.why})" if verdict.why else f"; {needs} would decide it" if needs else ""
@@ -193,7 +193,7 @@ def _ends(gain: Change) -> str:
     """Return an interval that no line breaks, after a space; nothing where it is unbounded."""
     if not math.isfinite(gain.high - gain.low):
         return ""
-    return " " + interval(gain.low, gain.high, digits_for(gain)).replace(" ", "\u00a0")
+    return " " + interval_of(gain).replace(" ", "\u00a0")
 
 
 def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str = "") -> Iterator[Finding]:
@@ -205,7 +205,7 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
         if not group:
             continue
         gains = [gain for verdict in group if (gain := gain_of(results, verdict)) is not None]
-        first = outcome_of(group[0], gains[0] if gains else None)
+        first = outcome_of(group[0], gain_of(results, group[0]))
         outcome = f"not tested{_why(group)}" if tone == "not tested" else first.verb
         than = {"better": "than", "worse": "than", "equivalent": "to"}.get(outcome, "against")
         subject = outcome if keeps or other == ANOTHER else f"{outcome} {than} {other}"
@@ -215,8 +215,7 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
         elif len(group) > _MOST_SIZES and other != ANOTHER and gains:
             mixed = min(gain.difference for gain in gains) < 0 < max(gain.difference for gain in gains)
             gains.sort(key=lambda gain: gain.difference if mixed else abs(gain.difference))
-            least, *_, most = gains
-            subject += f", {signed_size(least)} to {signed_size(most)}"
+            subject += f", {' to '.join(dict.fromkeys(map(signed_size, (gains[0], gains[-1]))))}"
             seeds = sorted(verdict.seeds_needed for verdict in group if verdict.seeds_needed is not None)
             if tone == "undecided" and len(seeds) == len(group):
                 subject += f" (needs {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds)"

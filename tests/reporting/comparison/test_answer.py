@@ -2,6 +2,7 @@ import re
 
 import pytest
 from reporting.big import write_big_run
+from reporting.conftest import document_of
 from reporting.ten_methods import ten_methods
 from scipy import stats
 
@@ -14,6 +15,8 @@ from hfpatch.reporting.comparison.answer import (
     uncovered,
 )
 from hfpatch.reporting.comparison.forest import control_for, forest_of
+from hfpatch.reporting.comparison.tables import difference_table
+from hfpatch.reporting.markdown import markdown
 from hfpatch.results.folder import load_results
 from hfpatch.results.verdicts import Verdict
 
@@ -84,6 +87,17 @@ def test_outcomes_are_said_as_they_are(asked):
     ((tone, sentence),) = tones_and_sentences(same)
     assert tone == "same"
     assert sentence.endswith(f"equivalent within {100 * 0.6 / 19:g} %.")
+    outcomes = {(row.cells[0].lines, row.keys["task"]): str(row.cells[-1]) for row in difference_table(same).rows}
+    assert outcomes[(SKIP, "lora"), (TEXT,)] == f"equivalent within {100 * 0.6 / 19:g} %"
+
+
+@pytest.mark.parametrize("difference", [0.0, 1e-9, -1e-9])
+def test_no_side_is_taken_where_the_shown_difference_is_0(asked, raw, difference):
+    raw["comparisons"][3] |= {"difference": difference, "errors": [[0.001, 100]]}  # of lora on CLOZE
+    first, second = sentences(asked(difference, 0.1, p=1.0, margin=0.6, keep=["lora"])).items
+    assert re.match(r"is 0\.0+ % of word perplexity apart from lora \[−", first.rest)
+    assert first.rest.endswith(f"equivalent within {100 * 0.6 / 19:g} %.")
+    assert re.match(rf"differs by 0\.0+ points of acc on {CLOZE} ", second.rest)
 
 
 def test_the_largest_gain_is_said_where_there_is_one_and_what_is_known_of_its_lead(asked, raw, build):
@@ -118,7 +132,7 @@ def test_what_is_kept_has_sentences_too_and_many_pairs_one_for_each_outcome(aske
     assert kept.startswith(f"{CLOZE}: ")
     raw["questions"] = [{"question": "gain", "pairs": [[SKIP, "lora"]] * 7, "on": [TEXT]}]
     (only,) = sentences(build(raw)).items
-    assert only.subject == "Worse than lora, −10.5 % to −10.5 %"
+    assert only.subject == "Worse than lora, −10.5 %"
     assert only.rest == f"– {SKIP}."
 
 
