@@ -142,7 +142,12 @@ def outcome_of(verdict: Verdict, gain: Change | None = None, *, sized: bool = Tr
 
 
 def why_text(verdict: Verdict) -> str:
-    """Return why nothing was tested or decided, of too few groups with their number."""
+    """Return why nothing was tested or decided, of too few groups with their number.
+
+    Of a run that is not complete nothing, as its report says that once for all.
+    """
+    if verdict.why == INCOMPLETE:
+        return ""
     if verdict.why == "too few groups" and verdict.clusters is not None:
         return f"{verdict.why}: {verdict.clusters.text}, and {FEWEST_DOCUMENTS} are needed"
     return verdict.why

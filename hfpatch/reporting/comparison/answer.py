@@ -50,7 +50,7 @@ from hfpatch.reporting.numbers import (
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import ALPHA, reach
 from hfpatch.results.parts import NATS_PER_TOKEN
-from hfpatch.results.verdicts import Verdict
+from hfpatch.results.verdicts import INCOMPLETE, Verdict
 
 _MOST_SENTENCES = 6  # of more pairs, a sentence for each outcome names them
 _MOST_SIZES = 4  # of more pairs, a sentence has the range of their gains
@@ -71,10 +71,12 @@ def lead(results: ComparisonResults) -> str:
     """Return one or two sentences: what the first question found, and which method gains most."""
     if results.baseline is None or not results.others:
         return f"There is no {results.noun} to compare with a baseline."
-    if not results.comparisons:
-        why = "No paired comparison was made" if results.complete else "The run is not complete; nothing is tested yet"
-        return f"{why}, so nothing is decided."
     verdicts = asked(results)
+    untested = all(verdict.tone == "not tested" for verdict in verdicts)
+    if untested and not results.complete:
+        return "The run is not complete; nothing is tested yet, so nothing is decided."
+    if untested and not results.comparisons:
+        return "No paired comparison was made, so nothing is decided."
     if not verdicts:
         return "No pair was compared, so nothing is decided."
     loras = [verdict for verdict in verdicts if are_loras(results, [verdict.other])]
@@ -112,8 +114,8 @@ def lead(results: ComparisonResults) -> str:
         tones = [made.tone for made in between if made is not None]
         sentence += f" {most} gains most over {results.baseline}, with {size} parameters"
         if not {"better", "worse"} & {*tones}:
-            untested = {*tones} <= {"not tested"}
-            sentence += "; its lead was not tested" if untested else f"; its lead over {second} is not shown"
+            not_tested = {*tones} <= {"not tested"}
+            sentence += "; its lead was not tested" if not_tested else f"; its lead over {second} is not shown"
         sentence += "."
     return sentence
 
@@ -123,7 +125,8 @@ def sentences(results: ComparisonResults) -> Findings:
 
     What is found of the methods that the question leaves out follows; where nothing was tested, of all pairs.
     """
-    items, primary = list[Finding](), results.primary
+    items = list[Finding]()
+    primary = [verdict for verdict in results.primary if verdict.why != INCOMPLETE]  # which the first sentence says
     untested = all(verdict.tone == "not tested" for verdict in primary)
     for question in ("gain", "keep"):
         group = [verdict for verdict in primary if verdict.question == question]
@@ -236,7 +239,7 @@ def _with_size(results: ComparisonResults, verdict: Verdict, than: str) -> str:
 
 
 def _why(verdicts: Iterable[Verdict]) -> str:
-    reasons = ", ".join(dict.fromkeys(why_text(verdict) for verdict in verdicts if verdict.why))
+    reasons = ", ".join(filter(None, dict.fromkeys(map(why_text, verdicts))))
     return f" ({reasons})" if reasons else ""
 
 

@@ -170,6 +170,34 @@ def test_what_was_not_tested_says_why_once_and_secondary_findings_follow(asked):
     assert rows(results)[SKIP]["against lora"] == "not tested, −2.63 %"
 
 
+def test_of_many_pairs_that_were_not_tested_only_one_need_have_a_difference(asked, raw, build):
+    none = {**dict.fromkeys(("low", "high", "p")), "test": "none (too few documents)"}
+    asked(0.5, 0.2, **none)
+    raw["questions"][0]["pairs"] += [[f"m{i}", "lora"] for i in range(6)]
+    raw["methods"] |= {f"m{i}": raw["methods"][SKIP] for i in range(6)}
+    first, *_ = sentences(build(raw)).items
+    assert first.subject == "Not tested (too few documents, not compared) against lora, −2.63 %"
+
+
+def test_a_run_that_is_not_complete_says_so_once_and_what_its_looks_decided(asked, raw, build):
+    asked(-2.0, 0.2, keep=["lora", SKIP])
+    look = {
+        "seeds": 2,
+        "part": 0.4,
+        "comparisons": [raw["comparisons"][-1] | {"metric": "bits_per_byte"}],
+        "growing": [],
+    }
+    raw |= {"complete": False, "comparisons": []}
+    results = build(raw)
+    text = markdown(document_of(results))
+    assert text.count("run is not complete") == 2  # the first sentence, and how it is completed
+    assert tones_and_sentences(results) == []
+    assert {verdict.why for verdict in results.primary} == {"the run is not complete"}
+    raw |= {"looks": [look], "training": raw["training"] | {"seeds": {"looks": [2, 3]}}}
+    assert lead(build(raw)) == f"On {TEXT}, {SKIP} beats lora."
+    assert [tone for tone, _ in tones_and_sentences(build(raw))] == ["better"]
+
+
 def test_the_table_has_gain_difference_size_and_no_empty_column(results):
     assert rows(results) == {
         SKIP: {
