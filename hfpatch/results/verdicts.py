@@ -148,7 +148,7 @@ class Verdict(Part):
         role: ``primary``, or ``secondary`` and exploratory.
         question: the question that it answers.
         outcome: what is decided.
-        reason: why nothing was tested, or what keeps a primary pair undecided; ``why`` is it in words.
+        reason: why nothing was tested, or what keeps a primary pair undecided; ``why``, in the file, is its text.
         metric: the measure that decides the task.
         difference: method minus other, in the metric's own unit; NaN where nothing was measured.
         low, high: ends of the plain 95 % interval, of this difference alone.
