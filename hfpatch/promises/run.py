@@ -56,7 +56,7 @@ class Verdict:
 
     promise: str
     holds: bool
-    seen: str
+    measured: str
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,14 @@ class CheckReport:
     def _repr_html_(self) -> str:
         """Return the verdicts as an HTML table, as a notebook shows them."""
         title, _, _ = str(self).partition("\n")
-        rows = [("ok" if verdict.holds else "FAIL", verdict.promise, verdict.seen) for verdict in self.verdicts]
-        return html_table(title, ("", "promise", "seen"), rows)
+        rows = [("ok" if verdict.holds else "FAIL", verdict.promise, verdict.measured) for verdict in self.verdicts]
+        return html_table(title, ("", "promise", "measured"), rows)
 
     def __str__(self) -> str:
         width = max(len(verdict.promise) for verdict in self.verdicts)
         where = f"{self.changed} blocks" + (f", {len(self.left_out)} left out" if self.left_out else "")
         lines = [f"{self.model}: {self.method} in {where}"]
-        lines += [f"  {'ok  ' if v.holds else 'FAIL'}  {v.promise:<{width}}  {v.seen}" for v in self.verdicts]
+        lines += [f"  {'ok  ' if v.holds else 'FAIL'}  {v.promise:<{width}}  {v.measured}" for v in self.verdicts]
         return "\n".join(lines)
 
 
@@ -144,16 +144,16 @@ def check(
             if watch is not None:
                 watch(promise, len(verdicts), len(PROMISES))
             try:
-                holds, seen = test(model, config, inputs)
+                holds, measured = test(model, config, inputs)
             except HfpatchError:
                 raise
             except Exception as error:  # a verdict, too
-                holds, seen = False, in_one_line(error)
+                holds, measured = False, in_one_line(error)
                 file = getattr(sys.modules.get(type(config).__module__), "__file__", None)
                 lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
                 if lines:  # in the method's own file
-                    seen += f" ({Path(str(file)).name}, line {lines[-1]})"
+                    measured += f" ({Path(str(file)).name}, line {lines[-1]})"
             finally:
                 unpatch(model)
-            verdicts.append(Verdict(promise, holds, seen))
+            verdicts.append(Verdict(promise, holds, measured))
     return CheckReport(name, type(config).__name__, len(sites), left_out, verdicts)

@@ -110,7 +110,7 @@ def test_the_promises_hold(case, path, method, monkeypatch):
     assert report.passed, str(report)
     skip, x = "the content skip reaches the residual", "x~ reaches query, key and value"
     idle = [*([] if method == 0 else [x, skip]), "temperatures scale their own heads"]
-    assert [v.promise for v in report.verdicts if "does not apply" in v.seen] == idle
+    assert [v.promise for v in report.verdicts if "does not apply" in v.measured] == idle
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama"])
@@ -118,7 +118,7 @@ def test_an_mlps_activations_forbid_checkpointing_and_nothing_else(case, monkeyp
     without_compile(monkeypatch)
     report = hfpatch.check(build(case, source="mlp"), STACK[1])
     assert report.passed, str(report)
-    assert [v.seen for v in report.verdicts if v.promise == "gradient checkpointing"] == [
+    assert [v.measured for v in report.verdicts if v.promise == "gradient checkpointing"] == [
         "does not apply: the model does not support gradient checkpointing"
     ]
 

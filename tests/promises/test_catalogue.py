@@ -54,7 +54,7 @@ def test_a_method_of_ones_own_gets_it_unasked(monkeypatch):
         (verdict,) = hfpatch.check(make_model("llama"), defined(method="mine")()).verdicts
     assert (verdict.promise, verdict.holds) == ("PEFT's features", True)
     refused = [name for name in catalogue.REFUSABLE if name != "rows"]
-    assert verdict.seen == f"13 of 18 on a tiny twin; refused, with the reason: {', '.join(refused)}"
+    assert verdict.measured == f"13 of 18 on a tiny twin; refused, with the reason: {', '.join(refused)}"
 
 
 def test_what_is_broken_is_named(monkeypatch):

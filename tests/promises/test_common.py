@@ -41,7 +41,7 @@ class Amplifier(nn.Module):
 
 
 def failures(model, config=None):
-    return {verdict.promise: verdict.seen for verdict in hfpatch.check(model, config).verdicts if not verdict.holds}
+    return {verdict.promise: verdict.measured for verdict in hfpatch.check(model, config).verdicts if not verdict.holds}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -124,7 +124,7 @@ def test_rounding_of_an_ill_conditioned_model_is_none_of_the_patch_s(monkeypatch
     """SmolLM2-135M with a pre-projection of random values differs by 1.3e-4 between two of a processor's kernels."""
     report = hfpatch.check(ill_conditioned())
     assert report.passed, str(report)
-    (measured,) = [verdict.seen for verdict in report.verdicts if verdict.promise == PADDING]
+    (measured,) = [verdict.measured for verdict in report.verdicts if verdict.promise == PADDING]
     assert "the model itself" not in measured
     assert float(measured.split()[2].rstrip(";")) > 1e-4
 

@@ -116,7 +116,7 @@ def test_the_promises_hold_on_models_of_every_kind(kind, method):
     report = hfpatch.check(made(kind), replace(method, target_modules=target))
     assert report.passed, str(report)
     assert report.changed == changed
-    measured = {verdict.promise: verdict.seen for verdict in report.verdicts}
+    measured = {verdict.promise: verdict.measured for verdict in report.verdicts}
     assert {name for name in (CAUSAL, CACHE, PADDING) if measured[name].startswith("does not apply")} == absent
 
 
@@ -124,10 +124,10 @@ def test_the_promises_hold_on_models_of_every_kind(kind, method):
 def test_peft_s_features_are_tested_on_a_twin_of_the_class(kind, monkeypatch):
     monkeypatch.setattr(run, "PROMISES", ALL[-1:])
     (verdict,) = hfpatch.check(made(kind)).verdicts
-    assert verdict.holds, verdict.seen
-    assert "on a tiny twin" in verdict.seen
-    assert "not apply" not in verdict.seen
-    assert "save and load" not in verdict.seen
+    assert verdict.holds, verdict.measured
+    assert "on a tiny twin" in verdict.measured
+    assert "not apply" not in verdict.measured
+    assert "save and load" not in verdict.measured
 
 
 def shapes(model, sites=()):
@@ -172,13 +172,13 @@ def test_layers_left_out_at_random_are_no_missing_gradients():
         assert not model.config.apply_spec_augment
     assert (model.config.layerdrop, model.config.apply_spec_augment) == (0.999, True)
     (verdict,) = [verdict for verdict in hfpatch.check(model, SKIP).verdicts if verdict.promise == REACHED]
-    assert verdict.holds, verdict.seen
+    assert verdict.holds, verdict.measured
 
 
 def test_an_attention_that_the_model_does_not_read_needs_no_gradient():
     """Llava reads its vision tower before the last block."""
     report = hfpatch.check(made("image tower"), replace(SKIP, target_modules=VISION))
-    (measured,) = [verdict.seen for verdict in report.verdicts if verdict.promise == REACHED]
+    (measured,) = [verdict.measured for verdict in report.verdicts if verdict.promise == REACHED]
     assert "3 of 6 added tensors" in measured
     assert "nothing reads model.vision_tower.encoder.layers.1.self_attn" in measured
 

@@ -54,7 +54,7 @@ def test_a_broken_promise_is_named(what, monkeypatch):
     members, broken = WRONG[what]
     with forgotten():
         report = hfpatch.check(make_model("gpt2"), defined(**members)())
-    measured = {verdict.promise: verdict.seen for verdict in report.verdicts if not verdict.holds}
+    measured = {verdict.promise: verdict.measured for verdict in report.verdicts if not verdict.holds}
     assert measured.keys() == broken.keys()
     for promise, message in broken.items():
         assert re.search(message, measured[promise]), measured[promise]
@@ -64,4 +64,4 @@ def test_an_error_in_a_method_is_named_with_its_line(monkeypatch):
     monkeypatch.setattr(run, "PROMISES", run.PROMISES[:1])
     with forgotten():
         (verdict,) = hfpatch.check(make_model("gpt2"), defined(query=failing)()).verdicts
-    assert re.fullmatch(r"RuntimeError: no such \(own_methods.py, line \d+\)", verdict.seen)
+    assert re.fullmatch(r"RuntimeError: no such \(own_methods.py, line \d+\)", verdict.measured)

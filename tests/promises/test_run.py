@@ -72,7 +72,7 @@ def test_the_promises_hold_on_every_family(case, config, monkeypatch):
     before = snapshot(model)
     report = hfpatch.check(model, config)
     assert report.passed, str(report)
-    assert not [verdict for verdict in report.verdicts if "the model itself" in verdict.seen], str(report)
+    assert not [verdict for verdict in report.verdicts if "the model itself" in verdict.measured], str(report)
     assert snapshot(model) == before
 
 
@@ -129,7 +129,7 @@ def test_a_promise_that_breaks_with_an_error_is_a_verdict(monkeypatch):
     monkeypatch.setattr("hfpatch.promises.behaviour.save_patch", full)
     model = make_model("llama")
     report = hfpatch.check(model)
-    assert [(v.holds, v.seen) for v in report.verdicts][1] == (False, "RuntimeError: broken")
+    assert [(v.holds, v.measured) for v in report.verdicts][1] == (False, "RuntimeError: broken")
     assert report.verdicts[0].holds
 
 
@@ -147,7 +147,7 @@ def test_a_model_of_a_short_context_reads_no_more(monkeypatch):
     only(monkeypatch, "no-op at init", "attention is where it is declared", "left padding")
     report = hfpatch.check(random_model(make_config("gpt2", n_positions=6)))
     assert report.passed, str(report)
-    assert not [verdict for verdict in report.verdicts if "the model itself" in verdict.seen], str(report)
+    assert not [verdict for verdict in report.verdicts if "the model itself" in verdict.measured], str(report)
 
 
 def test_the_users_gradient_checkpointing_stays_on(monkeypatch):

@@ -162,7 +162,7 @@ def test_a_projection_that_does_not_read_the_hidden_state_once_is_seen(kind, say
     monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] == COLUMNS])
     (verdict,) = hfpatch.check(model, config).verdicts
     assert not verdict.holds
-    assert verdict.seen.startswith(says)
+    assert verdict.measured.startswith(says)
     refused = dict.fromkeys(("query", "key", "value"), "it is not called for the hidden state alone")
     declare("llama", refusals=refused)
     assert (config is QUERY) or not failures(model, config)
