@@ -160,7 +160,8 @@ def compared(
     with rounded_at_random(model):
         explained = [UNITS * difference for difference in differences(plain, one())]
     pairs = [Apart(*pair) for other in others for pair in zip(differences(plain, other()), explained, strict=True)]
-    return max(pairs, key=lambda apart: apart.difference / max(apart.rounding, TINY))
+    # What rounding does not explain comes first; NaN compares with no number
+    return max(pairs, key=lambda apart: (not apart.is_rounding, apart.difference / max(apart.rounding, TINY)))
 
 
 def leak(model: Any, inputs: Inputs, name: str) -> Apart:

@@ -87,6 +87,13 @@ def test_the_largest_of_several_tensors_is_in_comparison_with_its_own_rounding()
     assert not comparison.is_rounding
 
 
+def test_a_value_that_is_no_number_is_not_rounding():
+    tensors = {"first": torch.ones(1), "second": torch.ones(1)}
+    broken = {**tensors, "second": torch.full((1,), math.nan)}
+    comparison = compared(nn.Identity(), lambda: tensors, lambda: broken, differences=common.each_relative)
+    assert not comparison.is_rounding
+
+
 def test_matrices_multiply_the_size_of_their_input_by_the_gain_at_most():
     model = hfpatch.patch(make_model("llama"), PreProjectionConfig(expansion=40))
     (down, *_) = [p for name, p in adapter_parameters(model).items() if "down" in name]
