@@ -160,6 +160,13 @@ def test_defects_are_more_than_rounding(what, model):
         assert failures(model("llama"), defined(query=query)()).keys() == broken
 
 
+def test_what_a_model_does_not_do_itself_when_compiled_does_not_apply(monkeypatch):
+    model = make_model("llama")
+    model.lm_head.register_forward_hook(lambda *call: call[-1] * (2 if torch.compiler.is_compiling() else 1))
+    holds, measured = behaviour.compiled(model, PreProjectionConfig(), make_tokens())
+    assert (holds, measured) == (True, "does not apply: the model itself does not, without hfpatch")
+
+
 def test_tokens_after_a_tie_are_not_compared(monkeypatch):
     """Two runs whose logits tie to rounding go different ways; what follows is of other tokens."""
     model = make_model("llama")
