@@ -11,7 +11,6 @@ import torch
 from peft import PeftConfig
 from torch import Tensor
 
-from hfpatch.errors import HfpatchError
 from hfpatch.nn import normal_
 from hfpatch.promises.inputs import LENGTH, Inputs, forward, logits, no_random_layers
 from hfpatch.sites import AttentionSite, find_sites, text_config
@@ -188,8 +187,6 @@ def within(
         problem = f"{text.format(apart.difference)}; rounding explains {apart.rounding:.1g}"
         if apart.is_rounding:
             return True, problem
-    except HfpatchError:
-        raise
     except Exception as error:  # a model may raise any
         problem = in_one_line(error)
     for measure in unpatched:

@@ -120,16 +120,17 @@ def test_other_trainables_than_fp32_are_seen(monkeypatch):
     assert "fp32 trainables" in failures(make_model("llama"))
 
 
-def test_a_promise_that_breaks_with_an_error_is_a_verdict(monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("broken\nin two lines"), HfpatchError("broken")])
+def test_a_promise_that_breaks_with_an_error_is_a_verdict(monkeypatch, error):
     only(monkeypatch, "no-op at init", "save and load")
 
     def full(*args, **kwargs):
-        raise RuntimeError("broken\nin two lines")
+        raise error
 
     monkeypatch.setattr("hfpatch.promises.behaviour.save_patch", full)
     model = make_model("llama")
     report = hfpatch.check(model)
-    assert [(v.holds, v.measured) for v in report.verdicts][1] == (False, "RuntimeError: broken")
+    assert [(v.holds, v.measured) for v in report.verdicts][1] == (False, f"{type(error).__name__}: broken")
     assert report.verdicts[0].holds
 
 
