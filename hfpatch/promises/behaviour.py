@@ -247,7 +247,9 @@ def save_and_load(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool,
             save_patch(model, Path(folder) / "patch")
         kinds = {file.suffix for file in Path(folder).rglob("*") if file.is_file()}
         loaded = logits(load_patch(model, Path(folder) / "patch"), inputs)
-    return torch.equal(saved, loaded) and kinds <= ALLOWED_FILES, f"equal logits; files {', '.join(sorted(kinds))}"
+    is_equal = torch.equal(saved, loaded)
+    text = f"{'equal' if is_equal else 'other'} logits; files {', '.join(sorted(kinds))}"
+    return is_equal and kinds <= ALLOWED_FILES, text
 
 
 def init_independent(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:

@@ -134,6 +134,14 @@ def test_a_promise_that_breaks_with_an_error_is_a_verdict(monkeypatch, error):
     assert report.verdicts[0].holds
 
 
+def test_a_patch_that_loads_as_another_one_is_said(monkeypatch):
+    only(monkeypatch, "save and load")
+    load = behaviour.load_patch
+    monkeypatch.setattr(behaviour, "load_patch", lambda model, folder: load(model, folder, scale=0.5))
+    (verdict,) = hfpatch.check(make_model("llama")).verdicts
+    assert (verdict.holds, verdict.measured) == (False, "other logits; files .json, .md, .safetensors")
+
+
 def test_a_config_that_does_not_fit_and_a_model_that_does_not_exist():
     model = make_model("llama").train()
     before = snapshot(model)
