@@ -196,9 +196,12 @@ class MethodModel(BaseTuner):
             self._require_mergeable(adapter_names, finite=safe_merge)
             for layer in self._layers():  # PEFT merges what it wraps itself
                 layer.merge(safe_merge, adapter_names)
-        detach_layers(self.model)
-        if not merge:  # PEFT leaves the trained copies of modules_to_save
+        else:  # PEFT leaves what is merged in the weights, and the trained copies of modules_to_save
+            for module in self.model.modules():
+                if isinstance(module, BaseTunerLayer) and module.merged:
+                    module.unmerge()
             restore_wrapped(self.model)
+        detach_layers(self.model)
         return super()._unload_and_optionally_merge(merge, progressbar, safe_merge, adapter_names)
 
     def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:

@@ -51,6 +51,8 @@ def test_adapters_merge_in_the_order_in_which_they_act_however_they_are_named(ki
     merged.merge_adapter()
     with merged.disable_adapter():
         assert torch.equal(logits_of(merged, tokens), base)
+    merged.merge_adapter()
+    assert torch.equal(logits_of(merged.unload(), tokens), base)  # PEFT's own would leave the merged weights
     assert close(logits_of(model.merge_and_unload(adapter_names=["default", "second"]), tokens), expected)
 
 
