@@ -206,9 +206,12 @@ def several(base: Base, config: PeftConfig) -> str | None:
     with model.disable_adapter():
         require(torch.equal(outputs(model, base.inputs), bare), "a disabled adapter acts")
     require(torch.equal(outputs(model, base.inputs), second), "enabled again it computes something else")
+    model.set_adapter("default")
+    default = outputs(model, base.inputs)
+    model.set_adapter("second")
     model.delete_adapter("second")
     model.set_adapter("default")
-    require(not torch.equal(second, outputs(model, base.inputs)), "the deleted adapter acts")
+    require(torch.equal(outputs(model, base.inputs), default), "deleting an adapter changes the other one")
     require(not any(".second" in name for name in model.state_dict()), "the deleted adapter has tensors left")
     return None
 
@@ -327,7 +330,7 @@ def dtypes(base: Base, config: PeftConfig) -> str | None:
 
 
 def merging(base: Base, config: PeftConfig) -> str | None:
-    """Merged weights give the adapter's outputs; unmerging restores the base's weights bit for bit."""
+    """Merged weights give the adapter's outputs; unmerging restores the base's, by hfpatch's methods bit for bit."""
     model, bare = base.wrapped(config), outputs(base.new(), base.inputs)
     expected, before = outputs(model, base.inputs), copy.deepcopy(model.state_dict())
     if why := refusal(model.merge_adapter):
@@ -337,6 +340,8 @@ def merging(base: Base, config: PeftConfig) -> str | None:
         return why
     require(near(outputs(model, base.inputs), expected), "merged it computes something else")
     model.unmerge_adapter()
+    same = all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    require(same or not isinstance(config, MethodConfig), "unmerged its weights are others")
     require(near(outputs(model, base.inputs), expected), "unmerged it computes something else")
     model.merge_adapter(safe_merge=True)
     with model.disable_adapter():
@@ -357,14 +362,18 @@ def _require_untouched(model: Any, before: dict[str, Tensor], expected: Tensor, 
 
 
 def unloading(base: Base, config: PeftConfig) -> str | None:
-    """``unload`` restores the base bit for bit, and it can be wrapped again."""
-    plain = base.wrapped(config).unload()
-    require([n for n, _ in plain.named_modules()] == [n for n, _ in base.model.named_modules()], "modules are left")
-    equal = torch.equal(outputs(plain, base.inputs), outputs(base.new(), base.inputs))
-    require(equal, "unloaded it computes otherwise")
-    weights = base.model.state_dict()
-    require(all(torch.equal(w, weights[name]) for name, w in plain.state_dict().items()), "weights are others")
-    get_peft_model(plain, copy.deepcopy(config))
+    """``unload`` restores the base bit for bit, also from hfpatch's methods merged; it can be wrapped again."""
+    for merged in (False, True) if isinstance(config, MethodConfig) else (False,):  # PEFT's own stay in the weights
+        model = base.wrapped(config)
+        if merged and refusal(model.merge_adapter):
+            break
+        plain = model.unload()
+        require([n for n, _ in plain.named_modules()] == [n for n, _ in base.model.named_modules()], "modules are left")
+        equal = torch.equal(outputs(plain, base.inputs), outputs(base.new(), base.inputs))
+        require(equal, "unloaded it computes otherwise")
+        weights = base.model.state_dict()
+        require(all(torch.equal(w, weights[name]) for name, w in plain.state_dict().items()), "weights are others")
+        get_peft_model(plain, copy.deepcopy(config))
     return None
 
 
@@ -407,10 +416,15 @@ def as_lora(base: Base, config: PeftConfig) -> str | None:
 
 
 def hot_swapping(base: Base, config: PeftConfig) -> str | None:
-    """``hotswap_adapter`` replaces an adapter's weights."""
+    """``hotswap_adapter`` puts another adapter's weights in the place of its own."""
+    model, other = base.wrapped(config), moved(base.wrapped(config), _NOISE, seed=1)
     with tempfile.TemporaryDirectory() as folder:
-        base.wrapped(config).save_pretrained(folder)
-        return refusal(lambda: hotswap_adapter(base.wrapped(config), folder, "default"))
+        other.save_pretrained(folder)
+        if why := refusal(lambda: hotswap_adapter(model, folder, "default")):
+            return why
+    equal = near(outputs(model, base.inputs), outputs(other, base.inputs), _EXACT)
+    require(equal, "swapped it computes something else")
+    return None
 
 
 CATALOGUE: dict[str, Entry] = {

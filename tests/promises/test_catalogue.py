@@ -8,6 +8,7 @@ from peft.tuners import tuners_utils
 
 import hfpatch
 from hfpatch.promises import catalogue, run
+from hfpatch.tuners import MethodLayer
 
 PAGE = peft_catalogue.FILE.read_text(encoding="utf-8")
 
@@ -63,6 +64,35 @@ def test_what_is_broken_is_named(monkeypatch):
     for name in ("modules_to_save", "tokens"):
         with pytest.raises(catalogue.Broken, match="is not trained"):
             catalogue.kept(peft_catalogue.base(), hfpatch.PreProjectionConfig(), name)
+
+
+delete, unmerge = MethodLayer.delete_adapter, MethodLayer.unmerge
+
+
+def delete_all(self, adapter_name):
+    for name in [*self.configs]:
+        delete(self, name)
+
+
+def unmerge_almost(self):
+    unmerge(self)
+    self.get_base_layer().weight.data *= 1 + 1e-6
+
+
+BROKEN = {
+    "several adapters": (LINEAR, MethodLayer, "delete_adapter", delete_all, "deleting an adapter changes the other"),
+    "merge": (LINEAR, MethodLayer, "unmerge", unmerge_almost, "unmerged its weights are others"),
+    "unload": (LINEAR, MethodLayer, "unmerge", lambda self: None, "unloaded it computes otherwise"),
+    "hot swap": (LORA, catalogue, "hotswap_adapter", lambda *given: None, "swapped it computes something else"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_a_feature_does_to_the_others_is_compared(name, monkeypatch):
+    case, owner, function, broken, why = BROKEN[name]
+    monkeypatch.setattr(owner, function, broken)
+    with pytest.raises(catalogue.Broken, match=why):
+        catalogue.kept(peft_catalogue.base(), peft_catalogue.CASES[case], name)
 
 
 def test_a_refusal_where_none_may_be_is_a_broken_promise(monkeypatch):
