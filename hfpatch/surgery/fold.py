@@ -6,7 +6,7 @@ import torch
 
 from hfpatch.errors import HfpatchError
 from hfpatch.surgery.patch import require_plain, unpatch
-from hfpatch.tuners.adapters import AdapterWrapper, Model
+from hfpatch.tuners.adapters import AdapterWrapper, Model, require_unmerged
 from hfpatch.tuners.layer import MethodLayer, layers_by_site
 from hfpatch.tuners.merging import merged_weights
 
@@ -28,14 +28,13 @@ def fold(model: Model) -> Model:
             then unchanged.
     """
     require_plain(model)
+    require_unmerged(model)
     wrappers = [(name, module) for name, module in model.named_modules() if isinstance(module, AdapterWrapper)]
     if not wrappers:
         raise HfpatchError("the model has no adapter to fold; patch it with PreProjectionConfig(activation='identity')")
     for name, layer in wrappers:
         if not isinstance(layer, MethodLayer):
             raise HfpatchError(f"{name}: a {type(layer).__name__} cannot be folded; only hfpatch's own methods can")
-        if layer.merged:
-            raise HfpatchError(f"{name}: {layer.merged_adapters[0]!r} is merged already; call unmerge_adapter() first")
         if idle := [adapter for adapter in layer.configs if adapter not in layer.active_adapters]:
             raise HfpatchError(f"{name}: {idle[0]!r} is not active, and would be lost; activate it or delete it")
     folded = []

@@ -36,7 +36,15 @@ from hfpatch.surgery.part_files import (
 )
 from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.surgery.scale import require_unscaled, scale_patch
-from hfpatch.tuners.adapters import Model, activate_adapters, adapter_parameters, base_parameters, has_adapters, stack
+from hfpatch.tuners.adapters import (
+    Model,
+    activate_adapters,
+    adapter_parameters,
+    base_parameters,
+    has_adapters,
+    require_unmerged,
+    stack,
+)
 from hfpatch.tuners.checks import require_untouched_base
 from hfpatch.tuners.config import method_name
 from hfpatch.tuners.quantised import keep_unpacked
@@ -56,8 +64,8 @@ def save_patch(model: Any, directory: str | Path) -> Path:
         directory: the folder; an older patch there is replaced, a link is followed.
 
     Raises:
-        HfpatchError: if the model has no adapters, or offloaded ones, a trained tensor would not be in the patch, the
-            folder contains other files, or it cannot be written; no partial files remain.
+        HfpatchError: if the model has no adapters, or scaled, merged or offloaded ones, a trained tensor would not be
+            in the patch, the folder contains other files, or it cannot be written; no partial files remain.
     """
     model = getattr(model, "_orig_mod", model)  # in the wrapper of torch.compile
     if isinstance(model, PeftMixedModel | PeftModel):
@@ -66,6 +74,7 @@ def save_patch(model: Any, directory: str | Path) -> Path:
         raise HfpatchError("the model has no adapters to save; call hfpatch.patch(model, config) first")
     require_untouched_base(stack(model).values())
     require_unscaled(model)
+    require_unmerged(model)
     if away := [name for name, parameter in adapter_parameters(model).items() if parameter.is_meta]:
         raise HfpatchError(
             f"{away[0]}: has no values here (offloaded, or on the meta device); save the patch before accelerate "

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.tuners.adapters import AdapterWrapper, Model
+from hfpatch.tuners.adapters import AdapterWrapper, Model, require_unmerged
 from hfpatch.tuners.layer import MethodLayer
 
 _SCALED = "_hfpatch_scaled"  # of a LoRA layer: by adapter its factor at scale 1, and the one that was put in its place
@@ -42,10 +41,8 @@ def scale_patch(model: Model, scale: float) -> Model:
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, AdapterWrapper)]
     if not layers:
         raise HfpatchError("the model has no adapters to scale; call hfpatch.patch(model, config) first")
+    require_unmerged(model)
     for name, layer in layers if scale != 1 else ():
-        if isinstance(layer, BaseTunerLayer) and layer.merged:
-            merged = layer.merged_adapters[0]
-            raise HfpatchError(f"{name}: {merged!r} is merged; call unmerge_adapter() before scale_patch")
         variants = {*getattr(layer, "active_adapters", ())} & {*getattr(layer, "lora_variant", ())}  # DoRA and others
         if not isinstance(layer, MethodLayer | LoraLayer) or variants:
             kind = f"the variant of LoRA at {name}" if variants else f"{type(layer).__name__} at {name}"

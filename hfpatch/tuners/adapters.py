@@ -159,15 +159,25 @@ def activate_adapters(model: nn.Module, names: list[str]) -> None:
             module.set_adapter(names)
 
 
+def require_unmerged(model: nn.Module) -> None:
+    """Refuse a model whose weights are not the base's, as an adapter is merged into them.
+
+    Raises:
+        HfpatchError: naming the adapter.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer) and module.merged:
+            adapter = module.merged_adapters[0]
+            raise HfpatchError(f"{name}: {adapter!r} is merged into the base's weights; call unmerge_adapter() first")
+
+
 def remove_adapters(model: nn.Module) -> None:
     """Remove the adapters of all methods: the original modules are back in their places.
 
     Raises:
         HfpatchError: if an adapter is merged into the weights, before anything is changed.
     """
-    for name, module in model.named_modules():
-        if isinstance(module, BaseTunerLayer) and module.merged:
-            raise HfpatchError(f"{name}: an adapter is merged into the base weights; call unmerge_adapter() first")
+    require_unmerged(model)
     detach_layers(model)
     restore_wrapped(model)
     for parent in list(model.modules()):

@@ -1,6 +1,7 @@
 """Adapters in the weights of the base: in which order, one after the other, and beside others."""
 
 import copy
+from operator import methodcaller
 
 import pytest
 import torch
@@ -79,14 +80,19 @@ def test_one_kind_is_not_merged_under_another():
         layer.merge(adapter_names=["pre"])
 
 
-def test_merged_adapters_are_not_unpatched_folded_or_deleted():
+def test_merged_adapters_are_not_unpatched_folded_scaled_saved_or_deleted(tmp_path):
+    """A patch names the base by its weights, which would be the merged ones."""
     model = hfpatch.patch(make_model("llama"), LINEAR["lora"]())
     for module in model.modules():
         if isinstance(module, hfpatch.tuners.MethodLayer):
             module.merge()
-    for call in (hfpatch.unpatch, hfpatch.fold):
+    for call, *options in (
+        (hfpatch.unpatch,), (hfpatch.fold,), (hfpatch.scale_patch, 1), (hfpatch.save_patch, tmp_path / "patch"),
+        (methodcaller("save_pretrained", tmp_path / "patch"),),
+    ):  # fmt: skip
         with pytest.raises(HfpatchError, match=r"is merged .*; call unmerge_adapter\(\) first"):
-            call(model)
+            call(model, *options)
+    assert not [*tmp_path.iterdir()]
     wrapped = get_peft_model(make_model("llama"), LINEAR["lora"]())
     wrapped.merge_adapter()
     with pytest.raises(ValueError, match="merged"):
