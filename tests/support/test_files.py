@@ -162,7 +162,10 @@ def test_json_comes_back(tmp_path_factory, value):
     assert read_json(path) == {"value": value}
 
 
-@pytest.mark.parametrize("content", [None, b"{", b"", b"\xff\xfe", b"[1,]", b"[1]", b"1", b"null", b'"text"'])
+DIGITS = pytest.param(b"1" * 5000, id="more digits than Python reads")
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"", b"\xff\xfe", b"[1,]", b"[1]", b"1", b"null", b'"text"', DIGITS])
 def test_what_is_no_json_object(tmp_path, content):
     path = tmp_path / "a.json"
     if content is not None:
