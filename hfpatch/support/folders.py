@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 
 def cache_folder(kind: str) -> Path:
     """Return ``$HFPATCH_CACHE/<kind>``, by default ``~/.cache/hfpatch/<kind>``."""
-    return Path(os.environ.get("HFPATCH_CACHE", "~/.cache/hfpatch")).expanduser() / kind
+    return Path(os.environ.get("HFPATCH_CACHE") or "~/.cache/hfpatch").expanduser() / kind
 
 
 def is_writable(folder: Path, what: str) -> bool:
