@@ -103,7 +103,8 @@ def read_gguf(path: Path) -> GgufFile:
     """Read the header of a GGUF file, check that the file is as long as its tensors need, and hash it.
 
     Raises:
-        HfpatchError: if the package ``gguf`` is not installed, or the file is damaged, truncated or a part of several.
+        HfpatchError: if the package ``gguf`` is not installed, or the file is damaged, truncated, big-endian or a part
+            of several.
     """
     if importlib.util.find_spec("gguf") is None:
         raise HfpatchError(f"{path.name}: GGUF files need the package gguf; pip install 'hfpatch[gguf]'")
@@ -118,6 +119,8 @@ def read_gguf(path: Path) -> GgufFile:
                 raise ValueError("it does not begin with GGUF")
             header, metadata, tensors = _Header(data, offset=4), dict[str, Any](), []
             version = header.number("<I")
+            if version and version % 0x1_0000 == 0:  # its bytes in the other order
+                raise HfpatchError(f"{path}: is big-endian; convert a copy of it: gguf-convert-endian COPY little")
             if version not in (2, 3):
                 raise ValueError(f"version {version} of the format")
             count, keys = header.number("<Q"), header.number("<Q")
@@ -144,7 +147,9 @@ def read_gguf(path: Path) -> GgufFile:
             raise ValueError("it has no model")
         most = metadata.get("general.file_type")
         named = None if most is None else _MOST.sub("", LlamaFileType(most).name)
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError, struct.error) as error:
+    except HfpatchError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError, struct.error) as error:
         raise HfpatchError(f"{path}: damaged, truncated or no GGUF file ({first_line(error)}); get it again") from error
     return GgufFile(path, sha256_file(path), named or max(by_kind, key=by_kind.__getitem__), metadata, sizes)
 

@@ -109,10 +109,19 @@ def test_damage_anywhere_in_the_file_is_one_line(llama, tmp_path):
     wrong = [b"", b"GGUF", data[:-40_000], data[: header + 5], data[:100], b"XXXX" + data[4:], b"GGUF" + b"\xff" * 400]
     wrong += [data[: len(data) * part // 20] for part in range(1, 19)]
     wrong += [damaged(data, key_count=10**12), damaged(data, key_count=3)]
+    write_gguf(file, "llama", extra={"general.alignment": "0"})
+    wrong.append(file.read_bytes())
     for content in wrong:
         file.write_bytes(content)
         with pytest.raises(HfpatchError, match=r"broken\.gguf: damaged, truncated or no GGUF file"):
             load_base(str(file))
+
+
+def test_a_big_endian_file_is_not_called_damaged(llama, tmp_path):
+    data = llama[0].read_bytes()
+    (tmp_path / "big.gguf").write_bytes(data[:4] + data[7:3:-1] + data[8:])  # the version
+    with pytest.raises(HfpatchError, match=r"big\.gguf: is big-endian; convert a copy of it"):
+        load_base(tmp_path / "big.gguf")
 
 
 def test_what_transformers_would_leave_out_is_refused(tmp_path):
