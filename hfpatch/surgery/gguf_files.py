@@ -145,13 +145,14 @@ def read_gguf(path: Path) -> GgufFile:
                     raise ValueError(f"{name} ends after {start + offset + stored:,} of {len(data):,} bytes")
         if not tensors or "general.architecture" not in metadata:
             raise ValueError("it has no model")
-        most = metadata.get("general.file_type")
-        named = None if most is None else _MOST.sub("", LlamaFileType(most).name)
+        most = metadata.get("general.file_type")  # it may be newer than the package, or a guess of llama.cpp's
+        named = next((kind.name for kind in LlamaFileType if kind == most and _MOST.match(kind.name)), "")
     except HfpatchError:
         raise
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError, struct.error) as error:
         raise HfpatchError(f"{path}: damaged, truncated or no GGUF file ({first_line(error)}); get it again") from error
-    return GgufFile(path, sha256_file(path), named or max(by_kind, key=by_kind.__getitem__), metadata, sizes)
+    quantization = _MOST.sub("", named) or max(by_kind, key=by_kind.__getitem__)
+    return GgufFile(path, sha256_file(path), quantization, metadata, sizes)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 import os
 import shutil
+from struct import pack
 
 import gguf
 import pytest
@@ -25,8 +26,11 @@ def llama(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("llama", "Q4_1"), ("llama", "F32"), ("qwen2", "Q8_0"), ("qwen2", "Q5_0"), ("gpt2", "Q8_0"), ("gpt2", "Q4_0")],
-)
+    [
+        ("llama", "Q4_1"), ("llama", "F32"), ("llama", "BF16"), ("qwen2", "Q8_0"), ("qwen2", "Q5_0"), ("gpt2", "Q8_0"),
+        ("gpt2", "Q4_0"), ("gpt2", "F16"),
+    ],
+)  # fmt: skip
 def test_a_file_is_the_model_of_its_dequantised_weights(tmp_path, family, kind):
     file = tmp_path / f"tiny.{kind}.gguf"
     plain = holding(family, write_gguf(file, family, kind))
@@ -34,7 +38,7 @@ def test_a_file_is_the_model_of_its_dequantised_weights(tmp_path, family, kind):
     assert torch.equal(logits_of(base.model, TOKENS), logits_of(plain, TOKENS))
     assert type(base.model) is type(plain)
     assert (base.gguf.quantization, base.gguf.sha256) == (kind, sha256_file(file))
-    words = "read as F32" if kind == "F32" else f"dequantised from {kind}"
+    words = f"{'read as' if 'F' in kind else 'dequantised from'} {kind}"
     assert base.facts["gguf"] == {
         "file": file.name, "file_sha256": sha256_file(file), "quantization": kind, "weights": words
     }  # fmt: skip
@@ -138,9 +142,13 @@ def test_without_the_extra_it_is_one_clear_line(llama, monkeypatch):
         load_base(str(llama[0]))
 
 
-def test_the_quantisation_of_a_file_that_does_not_name_it(tmp_path):
+@pytest.mark.parametrize("number", [None, 999, gguf.LlamaFileType.GUESSED])  # no name, a newer one, a guess
+def test_the_quantisation_of_a_file_that_does_not_name_it(tmp_path, number):
     write_gguf(tmp_path / "x.gguf", "llama", "Q5_1")
-    data = (tmp_path / "x.gguf").read_bytes().replace(b"general.file_type", b"general.file_tipe")
+    data, key = (tmp_path / "x.gguf").read_bytes(), b"general.file_type"
+    start = data.index(key) + len(key) + 4  # behind the type of the value
+    numbered = data[:start] + pack("<I", number or 0) + data[start + 4 :]
+    data = data.replace(key, b"general.file_tipe") if number is None else numbered
     (tmp_path / "x.gguf").write_bytes(data)
     assert read_gguf(tmp_path / "x.gguf").quantization == "Q5_1"
 
