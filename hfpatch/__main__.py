@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, is_out_of_memory
 from hfpatch.support.lazy import needing_lab
 from hfpatch.support.ranks import prints_errors
-
-_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,8 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if prints_errors():  # where there are several processes, one of them
             print(f"hfpatch: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 2
-    except (MemoryError, RuntimeError) as error:  # torch has no class for the memory of CPUs
-        if not (isinstance(error, MemoryError) or _MEMORY.search(str(error))):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         if prints_errors():
             reason = " ".join(str(error).split()) or "it is all in use"

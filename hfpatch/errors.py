@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
 
 class HfpatchError(ValueError):
@@ -27,6 +30,11 @@ def whole_number(name: str, value: Any, *, at_least: int) -> int:
     if number is None or number != value or not at_least <= number < 2**63:
         raise HfpatchError(f"{name}={value!r} must be a whole number of at least {at_least}")
     return number
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory is too small; torch has no class for the memory of CPUs."""
+    return isinstance(error, MemoryError) or _MEMORY.search(str(error)) is not None
 
 
 def first_line(error: BaseException) -> str:

@@ -127,7 +127,7 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Paddin
                 return Padding(shortest, longest, None, bool(modules))
         except _FAILURES:
             continue
-    return Padding(shortest, longest, "a probe gave different numbers when they were padded", False)
+    return Padding(shortest, longest, "a probe failed or gave different numbers when they were padded", False)
 
 
 def trial_of_padding(shortest: int, longest: int, overhead: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, is_out_of_memory
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit, batches, model_inputs, units
 from hfpatch.evaluation.scorer.exactness import (
     SHORT,
@@ -145,7 +145,7 @@ class Scorer:
                         on_scores(scores)
                 return
             except (MemoryError, RuntimeError) as error:
-                if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)):
+                if not is_out_of_memory(error):
                     raise
                 if limits is not self.limits:
                     raise HfpatchError(
@@ -243,12 +243,12 @@ class Scorer:
         """Return how long a row with several endings may be, tried on the largest such row, and the batches."""
         sharing = self.declared
         if not self._is_tree_exact(SHORT, SHORT_PATH):
-            sharing = Sharing(0, "a probe gave different numbers")
+            sharing = Sharing(0, "a probe failed or gave different numbers")
         made = _batched(requests, sharing, limits)
         row, path = _sizes(made)
         while row and not self._is_tree_exact(row, path):
             shorter = row // 2 if row // 2 >= SHORT else 0
-            sharing = Sharing(shorter, f"a probe of {row} tokens gave different numbers")
+            sharing = Sharing(shorter, f"a probe of {row} tokens failed or gave different numbers")
             made = _batched(requests, sharing, limits)
             row, path = _sizes(made)
         if sharing.reason is not None:
