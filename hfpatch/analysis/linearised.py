@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.analysis.heads import HeadWeights, head_size, layer_weights, split_heads
-from hfpatch.analysis.rotary import Rotary, rotary_of
+from hfpatch.analysis.rotary import Rotary, rotaries
 from hfpatch.analysis.running import Batch, Tokens, run
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
@@ -69,9 +69,10 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
     Raises:
         HfpatchError: if there are too few tokens to fit.
     """
-    moments = []
-    for site in filter(is_nonlinear, find_sites(model)):
-        base, without = (layer_weights(site, patched=patched) for patched in (False, True))
+    sites = list(filter(is_nonlinear, find_sites(model)))
+    turning, moments = rotaries(model, sites), []
+    for site in sites:
+        base, linear = (layer_weights(site, patched=patched) for patched in (False, True))
         size, biases = head_size(site), []
         for target in ("query", "key"):
             module, columns = site.projection_module(target), site.projections[target].columns
@@ -80,8 +81,7 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
                 bias = module.linear_part(unwrapped)[1]
             column_bias = columns.read(bias.detach().cpu()) if isinstance(bias, Tensor) else torch.zeros(columns.size)
             biases.append(split_heads(column_bias.double()[None], size))
-        pair = (biases[0], biases[1])
-        layer = _Layer(site, rotary_of(model, site, size), size, _Affine(base, pair), _Affine(without, pair))
+        layer = _Layer(site, turning[site.layer], size, _Affine(base, (biases[0], biases[1])), linear)
         moments.append(_Moments(layer))
     _observe(model, fit, moments)
     scores = [_Explained(moment.layer, moment.fitted(), moment.count) for moment in moments]
@@ -111,13 +111,13 @@ class _Affine:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer's site and rotation, the base's map, and the linear part of the patched map (W_0)."""
+    """A layer's site and rotation, the base's map, and the matrices of the patched map's linear part (W_0)."""
 
     site: AttentionSite
     rotary: Rotary | None
     head_size: int
     base: _Affine
-    linear: _Affine
+    linear: HeadWeights
 
 
 def _observe(model: nn.Module, batches: Iterable[Batch], observers: Sequence[_Moments | _Explained]) -> None:
@@ -152,7 +152,7 @@ class _Moments:
 
     def __init__(self, layer: _Layer) -> None:
         self.layer, self.count = layer, 0
-        sides = (layer.linear.weights.query, layer.linear.weights.key)
+        sides = (layer.linear.query, layer.linear.key)
         self.linear = torch.cat([side.movedim(0, 1).flatten(1) for side in sides], dim=1)  # (hidden, columns of both)
         hidden, width = self.linear.shape
         self.x, self.r = torch.zeros(hidden).double(), torch.zeros(width).double()
@@ -180,7 +180,7 @@ class _Moments:
         x, r = self.x / count, self.r / count
         xx, xr = self.xx - count * x[:, None] * x, self.xr - count * x[:, None] * r
         rr = self.rr - count * r.pow(2)
-        linear, size = self.layer.linear.weights, self.layer.head_size
+        linear, size = self.layer.linear, self.layer.head_size
         columns = len(linear.query) * size
         parts = (slice(None, columns), slice(columns, None))
 

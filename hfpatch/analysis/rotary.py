@@ -7,15 +7,24 @@ columns (a, b) turns by Δ·θ, all others stay. Source: Su et al., *RoFormer* (
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from hfpatch.analysis.heads import head_size
+from hfpatch.analysis.running import run
 from hfpatch.sites import AttentionSite, base_model
+from hfpatch.support.modes import hooked
+from hfpatch.tuners.hidden_state import argument_names, hidden_argument, replace_hidden
 
 _TURNS = ("rotate_half", "rotate_every_two")
+_PROBE_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -55,28 +64,74 @@ class Rotary:
         return turned
 
 
-def rotary_of(model: nn.Module, site: AttentionSite, head_size: int) -> Rotary | None:
-    """Return the rotation of a layer, or None without RoPE (ALiBi, or ``use_rope`` is False).
+def rotaries(model: nn.Module, sites: Sequence[AttentionSite]) -> dict[int, Rotary | None]:
+    """Return the rotation of each layer, or None where no position reaches the attention (ALiBi, layers without RoPE).
 
     Angles are in the model's own buffers (``inv_freq``, or GPT-J's table), with every scaling of RoPE for short texts;
-    the pairs of columns come from the model's own function.
+    the pairs of columns come from the model's own function. Which layers turn is tried: Cohere 2, EXAONE 4, SmolLM 3
+    and others leave RoPE out of some, each by a rule of its own.
+    """
+    turning = _read_positions(model, sites)
+    return {site.layer: _rotary_of(model, site) if site.layer in turning else None for site in sites}
+
+
+def _read_positions(model: nn.Module, sites: Sequence[AttentionSite]) -> set[int]:
+    """Return the layers whose attention depends on position ids, or that position ids do not reach.
+
+    The model runs twice on a few tokens, the second time with twice the distances, and with the inputs that each
+    attention had the first time. Some models take no position ids; BLT computes those of its patches itself.
     """
     base: Any = base_model(model)
-    config = base.config.get_text_config()
-    turns = getattr(site.attention, "use_rope", True) and not getattr(config, "alibi", False)
-    turned = _angles(base, site, config) if turns else None
+    inputs: dict[int, Tensor] = {}
+    outputs: dict[int, list[Tensor]] = {site.layer: [] for site in sites}
+    embeddings: dict[int, list[list[Tensor]]] = {site.layer: [] for site in sites}
+
+    def enter(layer: int, names: tuple[str, ...], _module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        leaves = tree_leaves(kwargs.get("position_embeddings"))
+        embeddings[layer].append([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        return replace_hidden(names, args, kwargs, inputs.setdefault(layer, hidden_argument(args, kwargs)))
+
+    def leave(layer: int, _module: nn.Module, _args: Any, output: Any) -> None:
+        outputs[layer].append(output if isinstance(output, Tensor) else output[0])
+
+    def is_reached(layer: int) -> bool:
+        first, last = embeddings[layer][0], embeddings[layer][-1]
+        return not first or not all(map(torch.equal, first, last))
+
+    if "position_ids" not in signature(base.base_model.forward).parameters:
+        return set(outputs)
+    tokens = torch.arange(_PROBE_TOKENS)[None]
+    # with a mask, distances of two do not begin a document
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    handles = []
+    for site in sites:
+        entering = partial(enter, site.layer, argument_names(site.attention))
+        handles.append(site.attention.register_forward_pre_hook(entering, with_kwargs=True, prepend=True))
+        handles.append(site.attention.register_forward_hook(partial(leave, site.layer)))
+    with hooked(handles):
+        run(model, [{**batch, "position_ids": distance * tokens} for distance in (1, 2)], lambda _: None)
+    return {
+        layer
+        for layer, of_layer in outputs.items()
+        if not torch.equal(of_layer[0], of_layer[-1]) or not is_reached(layer)
+    }
+
+
+def _rotary_of(model: nn.Module, site: AttentionSite) -> Rotary | None:
+    base: Any = base_model(model)
+    turned = _angles(base, site, base.config.get_text_config())
     if turned is None:
         return None
     angles, gain = turned
     source = sys.modules.get(type(site.attention).__module__)  # where the class of the attention is defined
     turn = next((getattr(source, name) for name in _TURNS if hasattr(source, name)), None)
-    width = 2 * len(angles)
-    if turn is None or width > head_size:
+    width, size = 2 * len(angles), head_size(site)
+    if turn is None or width > size:
         return None
     columns = torch.arange(1, width + 1)
     image = turn(columns.view(1, 1, 1, width)).flatten()
     first = (image < 0).nonzero().flatten()
-    return Rotary(head_size, first, -image[first] - 1, angles, gain)
+    return Rotary(size, first, -image[first] - 1, angles, gain)
 
 
 def _angles(base: nn.Module, site: AttentionSite, config: Any) -> tuple[Tensor, float] | None:

@@ -1,12 +1,12 @@
 """The Q-K relation against B formed as a d × d matrix, and against the attention weights of whole models."""
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 import torch
 from families import CASES as CASES_OF_FAMILIES
-from families import make_config, make_model, make_tokens
+from families import make_model, make_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig
@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hfpatch import HfpatchError, NonlinearQueryConfig, QueryTemperatureConfig, find_sites, patch
 from hfpatch.analysis.heads import head_weights, norm_gains
 from hfpatch.analysis.relation import Relation, change_gauge, gauge_deviation, head_relations, random_gauge, relations
-from hfpatch.analysis.rotary import Rotary, rotary_of
+from hfpatch.analysis.rotary import Rotary, rotaries
 from hfpatch.sites.heads import normed
 from hfpatch.support.modes import hooked
 
@@ -123,7 +123,7 @@ def test_the_gauge_of_a_model_changes_nothing(case):
 def test_with_rope_not_every_basis_change_is_a_gauge():
     model = make_model("llama")
     weights = head_weights(model)[0]
-    rotary = rotary_of(model, find_sites(model)[0], K)
+    rotary = rotaries(model, find_sites(model))[0]
     moved = change_gauge(weights.query, weights.key_by_query_head, random_gauge(K, None))
     pairs = ((weights.query, weights.key_by_query_head), moved)
     before, after = ([relation.norm for relation in relations(*pair, rotary.matrix(3))] for pair in pairs)
@@ -131,10 +131,24 @@ def test_with_rope_not_every_basis_change_is_a_gauge():
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+LLAMAS = {
+    "llama_yarn": ("llama", {"rope_parameters": YARN}),
+    # RoPE in the first layer alone
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    **{kind: (kind, KINDS) for kind in ("cohere2", "exaone4")},
+}
+
+
+def llama_like(case):
+    kind, options = LLAMAS[case]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**CASES_OF_FAMILIES["llama"][1], **options})
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
 def attention_of(model, site):
-    """What enters a model's first attention (seq, hidden), and the logarithms of its weights (heads, seq, seq)."""
+    """What enters a model's attention (seq, hidden), and the logarithms of its weights (heads, seq, seq)."""
     model.set_attn_implementation("eager")
     entered = []
 
@@ -142,26 +156,27 @@ def attention_of(model, site):
         entered.append(kwargs.get("hidden_states", args[0] if args else None))
 
     with hooked([site.attention.register_forward_pre_hook(enter, with_kwargs=True)]):
-        weights = model(make_tokens(1, 7), output_attentions=True).attentions[0][0]
+        weights = model(make_tokens(1, 7), output_attentions=True).attentions[site.layer][0]
     return entered[0][0], weights.log()
 
 
-@pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama", "llama_yarn", "mistral", "gptj", "phi3"])
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize(
+    "case", ["gpt_neox", "gpt2", "llama", "llama_yarn", "mistral", "gptj", "phi3", "smollm3", "cohere2"]
+)
 @torch.no_grad()
-def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
+def test_attention_weights_of_the_whole_model_follow_from_the_relation(case, layer):
     """log a_ij − log a_i0 = scale · (x_i B(i−j) x_j − x_i B(i) x_0), which needs every sign and pairing right."""
-    yarn = make_config("llama", rope_parameters=YARN)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(yarn).eval() if case == "llama_yarn" else make_model(case)
-    site = find_sites(model.double())[0]
+    model = llama_like(case) if case in LLAMAS else make_model(case)
+    site = find_sites(model.double())[layer]
     for target in ("query", "key"):
         if site.projection_module(target).bias is not None:
             site.projection_module(target).bias.zero_()
     x, attention = attention_of(model, site)
-    weights = head_weights(model)[0]
+    weights = head_weights(model)[layer]
     size = weights.query.shape[-1]
-    rotary = rotary_of(model, site, size)
-    assert (rotary is None) == (case == "gpt2")
+    rotary = rotaries(model, [site])[layer]
+    assert (rotary is None) == (case == "gpt2" or (case in ("smollm3", "cohere2") and layer == 1))
     assert rotary is None or (rotary.gain == 1) == (case != "llama_yarn")
     for head in range(len(weights.query)):
         query, key = weights.query[head], weights.key_by_query_head[head]
@@ -172,17 +187,20 @@ def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
             assert attention[head, i, : i + 1] - attention[head, i, 0] == pytest.approx(expected, abs=2e-5)
 
 
-def test_the_angles_of_gpt_j_may_lie_in_a_module_of_the_model():
+def test_the_angles_of_gpt_j_may_lie_in_a_module_of_the_model(monkeypatch):
     """From transformers 5.24 on they do."""
     model = make_model("gptj")
     sites = find_sites(model)
-    expected = rotary_of(model, sites[0], K).angles
+    expected = rotaries(model, sites)[0].angles
     if hasattr(sites[0].attention, "embed_positions"):
         holder = model.transformer.rotary_emb = type("RotaryEmbedding", (nn.Module,), {})()
         holder.register_buffer("embed_positions", sites[0].attention.embed_positions)
         for site in sites:
             del site.attention.embed_positions
-    assert torch.equal(rotary_of(model, sites[0], K).angles, expected)
+        monkeypatch.setattr(
+            "hfpatch.analysis.rotary._read_positions", lambda *_: {0, 1}
+        )  # this model does not run any more
+    assert torch.equal(rotaries(model, sites)[0].angles, expected)
 
 
 NORMED = {
@@ -206,7 +224,7 @@ def test_gains_of_norms_behind_the_projections_are_in_the_relation(case):
     model = model.double()
     attention, site = model.model.layers[0].self_attn, find_sites(model)[0]
     x, log_weights = attention_of(model, site)
-    rotary = rotary_of(model, site, K)
+    rotary = rotaries(model, [site])[0]
     by_head = {one.head: one for one in head_relations(model, head_weights(model), offsets=(0, 3)) if one.layer == 0}
 
     def sides(projection, norm):
@@ -250,11 +268,11 @@ def test_rotary_gain_and_columns():
 def test_layers_of_several_kinds_have_their_own_angles():
     options = {"head_dim": K, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
     config = AutoConfig.for_model("gemma3_text", **{**CASES_OF_FAMILIES["llama"][1], **options})
-    model, site = AutoModelForCausalLM.from_config(config), find_sites(make_model("llama"))[0]
+    model = AutoModelForCausalLM.from_config(config)
+    turning = rotaries(model, find_sites(model))
     for layer, base in ((0, 1e4), (1, 1e6)):
-        here = replace(site, layer=layer, attention=model.model.layers[layer].self_attn)
         expected = base ** (-torch.arange(0, K, 2, dtype=torch.float64) / K)
-        assert rotary_of(model, here, K).angles.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+        assert turning[layer].angles.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 @given(heads=st.integers(1, 3), seed=st.integers(0, 10_000), offset=st.integers(0, 40))
@@ -269,13 +287,16 @@ def test_any_gauge_of_a_turning_head_changes_nothing(heads, seed, offset):
         same(new, old, 1e-8)
 
 
-def test_layers_and_models_without_rope_do_not_turn():
-    model = make_model("llama")
-    model.model.layers[1].self_attn.use_rope = False
-    assert [rotary_of(model, site, K) is None for site in find_sites(model)] == [False, True]
+def test_a_layer_without_rope_has_no_offsets():
+    model = llama_like("exaone4")
+    heads = head_relations(model, head_weights(model), offsets=(0, 3))
+    assert {one.layer: sorted(one.by_offset) for one in heads} == {0: [0, 3], 1: [0]}
+
+
+def test_models_without_rope_do_not_turn():
     for case in ("gpt2", "opt", "bloom", "falcon_per_head"):
         model = make_model(case)
-        assert rotary_of(model, find_sites(model)[0], K) is None
+        assert set(rotaries(model, find_sites(model)).values()) == {None}
 
 
 @pytest.mark.parametrize("case", CASES)
