@@ -12,7 +12,7 @@ import numpy as np
 
 from hfpatch.data.rows import number_groups
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.clusters import Groups, count_groups
+from hfpatch.evaluation.clusters import Groups
 from hfpatch.evaluation.metrics import Aggregation, Metric, metric_of
 from hfpatch.results.parts import TaskResult
 from hfpatch.results.records import TaskValues, hash_documents, read_lines, read_values
@@ -48,7 +48,7 @@ class Records:
     baseline: str = "baseline"
     aggregations: Mapping[str, Mapping[str, Aggregation]] = field(default_factory=dict)
     _values: dict[Path, dict[str, TaskValues]] = field(default_factory=dict, init=False)
-    _groups: dict[tuple[str, str], Groups | None] = field(default_factory=dict, init=False)
+    _groups: dict[tuple[str, str], Groups] = field(default_factory=dict, init=False)
 
     def metric(self, result: TaskResult) -> Metric:
         """Return the primary metric of a result."""
@@ -95,8 +95,7 @@ class Records:
         for run, (others, numbers) in read.items():
             same = others == documents
             if same and metric.weighted:
-                mine, theirs = (np.asarray(pairs, dtype=np.float64)[:, 1] for pairs in (numbers, values))
-                same = np.array_equal(mine, theirs)
+                same = np.array_equal(np.asarray(numbers, np.float64)[:, 1], np.asarray(values, np.float64)[:, 1])
             if not same:
                 raise HfpatchError(
                     f"{run} and {first}: {result.task} was scored on other documents; evaluate both again"
@@ -105,7 +104,7 @@ class Records:
 
     def read_groups(self, run: Path, result: TaskResult) -> Groups | None:
         """Return the group of each document, the same in all runs; None if every group has one document."""
-        if result.clusters is None:
+        if result.clusters is None or result.clusters.groups == result.n:
             return None
         stored = self._values.get(run, {}).get(result.task)
         key = (result.task, stored.documents if stored is not None else str(run))
@@ -113,8 +112,7 @@ class Records:
             return stored.groups
         if key not in self._groups:
             names = read_metric(run / f"{result.task}.jsonl", "cluster")[1]
-            groups = number_groups([name if isinstance(name, str) else None for name in names])
-            self._groups[key] = groups if count_groups(groups) < len(groups) else None
+            self._groups[key] = number_groups([name if isinstance(name, str) else None for name in names])
         return self._groups[key]
 
 
