@@ -72,7 +72,9 @@ def _differences(
     methods = [results.methods[name] for name in (results.baseline or "", *results.methods)]
     scored = (run for method in methods for run in method.runs.values() if run.evaluation)
     scores = next(map(results.scores_of, scored), {})
-    compared = compare(records, scores, references)
+    # of scores that are no ratios neither the functions nor, perhaps, the documents' values are in the folder
+    no_ratios = {(one.task, one.metric) for one in before if one.reference_score is None and not one.log_ratio}
+    compared = compare(records, scores, references, left_out=no_ratios)
     made = {(one.method, one.reference, one.task, one.metric): one for one in (*before, *compared)}
     if results.retention is None:
         return list(made.values()), None
@@ -86,5 +88,5 @@ def _look_again(results: ComparisonResults, records: Records, look: LookTaken) -
     finished = {name: {seed: runs[seed] for seed in runs if seed < look.seeds} for name, runs in records.runs.items()}
     comparisons, retention = _differences(results, replace(records, runs=finished), look.comparisons)
     asked = {(one.method, one.reference, one.task) for one in look.comparisons}
-    with_own = results.model_copy(update={"comparisons": comparisons, "retention": retention})
-    return look.model_copy(update={"comparisons": with_own.compared_in(asked)})
+    computed = results.model_copy(update={"comparisons": comparisons, "retention": retention})
+    return look.model_copy(update={"comparisons": computed.compared_in(asked)})

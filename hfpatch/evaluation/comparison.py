@@ -51,6 +51,7 @@ def compare(
     references: Mapping[str, Collection[str]],
     *,
     without_low_noise: Collection[str] = (),
+    left_out: Collection[tuple[str, str]] = (),
 ) -> list[Comparison]:
     """Compare methods document by document, by the primary metric of each task and by its low-noise metrics.
 
@@ -61,6 +62,7 @@ def compare(
         tasks: any run's result of each task; it names the primary metric, its direction, and the low-noise metrics.
         references: for each method the methods to compare it with, see `Records.pairs`.
         without_low_noise: tasks that are compared by their primary metric alone.
+        left_out: tasks with a metric by which they are not compared.
 
     Returns:
         One comparison for each method, reference, task and metric, primary metrics first; none with a method without
@@ -79,8 +81,11 @@ def compare(
                 of_text[task] = chosen
             if name != result.primary and records.metric(chosen).aggregate is None:  # else a task's own of another kind
                 low_noise.append(chosen)
-    dependent = find_dependent(records, of_text.values(), references)
-    made = compare_by(records, [*tasks.values(), *low_noise], references, dependent)
+    measures, of_texts = (
+        [result for result in results if (result.task, result.primary) not in left_out]
+        for results in ([*tasks.values(), *low_noise], of_text.values())
+    )
+    made = compare_by(records, measures, references, find_dependent(records, of_texts, references))
     primary = [one for one in made if one.metric == tasks[one.task].primary]
     others = [one for one in made if one.metric != tasks[one.task].primary]
     broken = {(one.method, one.reference, one.task) for one in others if not math.isfinite(one.difference)}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from draws import drawn
+from own_tasks import write_task
 from safetensors.torch import load_file
 from scipy import stats
 from tiny_runs import NEOX, Nothing, Stop, Trained, lines, numbers, refused, save_base, small_recipe
@@ -546,7 +547,13 @@ def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp
     assert "diverged" in capsys.readouterr().out
 
 
-def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(recipe, tmp_path, monkeypatch, no_report):
+def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(model_folder, tmp_path, monkeypatch, no_report):
+    """Also once the runs are gone, and with them the values of a score that is no mean of documents."""
+    rows = [{"question": f"{i} is even.", "label": i % 2} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    quiz = {"doc_to_text": "{{question}}", "doc_to_choice": ["yes", "no"], "doc_to_target": "label"}
+    write_task(tmp_path, "quiz", output_type="multiple_choice", metric_list=[{"metric": "f1"}], **quiz)
+    tasks = {"tasks": ["tinyworld_cloze", "quiz"], "limit": 8, "include_path": str(tmp_path)}
     real = hfpatch.runs.train_eval.train_probe
 
     def spoilt(model, *, settings, run_dir, **values):
@@ -556,10 +563,13 @@ def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(recipe, tmp
 
     monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", spoilt)
     with pytest.warns(UserWarning, match="lora · seed 1: diverged at step 2"):
-        results = compare(recipe, tmp_path / "out")
+        results = compare(make_recipe(model_folder, evaluation=tasks), tmp_path / "out")
     seeds = {(pair["method"], pair["reference"]): pair["seeds"] for pair in results["comparisons"]}
     assert seeds[("lora", "baseline")] == 1
     assert seeds[("pre_projection", "baseline")] == 2
+    assert {("quiz", "f1"), ("quiz", "bits_per_byte")} < {
+        (pair["task"], pair["metric"]) for pair in results["comparisons"]
+    }
     shutil.rmtree(tmp_path / "out" / "runs")
     assert compare_again(tmp_path / "out").comparisons == load_results(tmp_path / "out").comparisons
 
