@@ -182,7 +182,6 @@ class HfpatchLM(HFLM):
         self._generated: SharedGeneration | None = None
         self._token_budget = token_budget
         self._encoded: dict[str, list[int]] = {}
-        self._asked: Sequence[Any] = ()
         self._probed: tuple[list[torch.nn.Module], Scorer] | None = None
 
     def _create_model(self, pretrained: str, *arguments: Any, gguf_file: str | None = None, **options: Any) -> None:
@@ -200,9 +199,7 @@ class HfpatchLM(HFLM):
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return ``(log-likelihood, is greedy)`` of each continuation."""
-        self.prompts.add_texts(requests)
-        with self._answering(requests), self._encoded_together([request.args for request in requests]):
-            return cast("list[tuple[float, bool]]", super().loglikelihood(requests, disable_tqdm=True))
+        return [score for score, _ in self._score_texts(requests)]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each whole text, in windows of the longest row, each token predicted once."""
@@ -221,8 +218,8 @@ class HfpatchLM(HFLM):
             owners += [index] * (len(windows) - len(owners))
         if self._max_length is None and (cost := long_windows(self.model, [len(w[1]) for w in windows], longest)):
             warn_once(f"{requests[0].task_name}: {cost}")
-        with self._answering([requests[index] for index in owners]):
-            scores = self._loglikelihood_tokens([(None, *window) for window in windows])
+        encoded = [(None, *window) for window in windows]
+        scores = self._loglikelihood_tokens(encoded, [requests[index] for index in owners])
         sums = [0.0] * len(requests)
         for index, (value, _) in zip(owners, scores, strict=True):
             sums[index] += value
@@ -235,12 +232,7 @@ class HfpatchLM(HFLM):
 
         A request's arguments are ``(context, continuation)``; tokens are split between the two as in `loglikelihood`.
         """
-        self.prompts.add_texts(requests)
-        with self._encoded_together([request.args for request in requests]):
-            encoded = [(request.args, *self._encode_pair(*request.args)) for request in requests]
-        with self._answering(requests):
-            scores = self._loglikelihood_tokens(encoded)
-        return [(value, len(targets)) for (value, _), (_, _, targets) in zip(scores, encoded, strict=True)]
+        return [(value, tokens) for (value, _), tokens in self._score_texts(requests)]
 
     def paragraph_loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, int, int]]:
         """Return ``(log-likelihood, predicted tokens, their UTF-8 bytes)`` of each text's beginning, given one token.
@@ -251,13 +243,12 @@ class HfpatchLM(HFLM):
         self.prompts.add_texts(requests)
         encoded, sizes, most = [], [], self.max_length
         decode = partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
-        with self._answering(requests):
-            for request in requests:
-                text, longest = request.args
-                tokens = self.tok_encode(text)[: min(longest, most)]
-                encoded.append(((text, ""), tokens[:1], tokens[1:]))
-                sizes.append(len(decode(tokens).encode("utf-8")) - len(decode(tokens[:1]).encode("utf-8")))
-            scores = self._loglikelihood_tokens(encoded)
+        for request in requests:
+            text, longest = request.args
+            tokens = self.tok_encode(text)[: min(longest, most)]
+            encoded.append(((text, ""), tokens[:1], tokens[1:]))
+            sizes.append(len(decode(tokens).encode("utf-8")) - len(decode(tokens[:1]).encode("utf-8")))
+        scores = self._loglikelihood_tokens(encoded, requests)
         counts = [len(targets) for _, _, targets in encoded]
         return [(value, count, size) for (value, _), count, size in zip(scores, counts, sizes, strict=True)]
 
@@ -266,8 +257,7 @@ class HfpatchLM(HFLM):
 
         HFLM then goes through all batches twice: to generate this rank's, and to read those of all ranks.
         """
-        self.prompts.add_texts(requests)
-        self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
+        self._add_prompts(requests)
         if not self.ranks.shares:
             return cast("list[str]", super().generate_until(requests, disable_tqdm))
         try:
@@ -279,6 +269,11 @@ class HfpatchLM(HFLM):
             return cast("list[str]", super().generate_until(requests, disable_tqdm=True))
         finally:
             self._generated = None
+
+    def _add_prompts(self, requests: Sequence[Any]) -> None:
+        """Hash requests of generation."""
+        self.prompts.add_texts(requests)
+        self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
         """Return the tokens (batch, seq) of the next batch, or its contexts alone if another rank generates it."""
@@ -302,19 +297,24 @@ class HfpatchLM(HFLM):
             return self._encoded[string]
         return cast("list[int]", super().tok_encode(string, *arguments, **options))
 
-    @contextmanager
-    def _answering(self, requests: Sequence[Any]) -> Iterator[None]:
-        """Let errors name the task and the document of a request; ``requests`` are those of the tokens."""
-        self._asked = requests
-        try:
-            yield
-        finally:
-            self._asked = ()
+    def _score_texts(self, requests: Sequence[Any]) -> list[tuple[Score, int]]:
+        """Return the score and the number of tokens of each continuation."""
+        if self.enable_thinking:
+            raise HfpatchError("enable_thinking: a log-likelihood has no thoughts before it; use it to generate only")
+        self.prompts.add_texts(requests)
+        with self._encoded_together([request.args for request in requests]):
+            encoded = [(request.args, *self._encode_pair(*request.args)) for request in requests]
+        scores = self._loglikelihood_tokens(encoded, requests)
+        return [(score, len(targets)) for score, (_, _, targets) in zip(scores, encoded, strict=True)]
 
-    def _where(self, position: int) -> str:
-        """Return the beginning of an error about a request."""
-        request = self._asked[position] if self._asked else None
-        return f"task {request.task_name}, document {request.doc_id}: " if request is not None else ""
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of both as HFLM does, with the first token of a row in place of an empty context."""
+        if context:
+            return cast("tuple[list[int], list[int]]", super()._encode_pair(context, continuation))
+        tokens = self.tok_encode(continuation, add_special_tokens=False)
+        if tokens[:1] == [self.prefix_token_id]:
+            return tokens[:1], tokens[1:]
+        return [self.prefix_token_id], tokens
 
     @contextmanager
     def _encoded_together(self, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
@@ -324,44 +324,40 @@ class HfpatchLM(HFLM):
             if context:
                 texts[context.rstrip()] = texts[context + continuation] = None
         start = self.tokenizer.decode(self.prefix_token_id)
-        plain = [text for text in texts if text and not has_bos_prefix(text, start)]
         special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
         try:
-            if plain:
-                self._encoded = dict(zip(plain, self.tokenizer(plain, **special)["input_ids"], strict=True))
+            for begins, options in ((False, special), (True, {"add_special_tokens": False})):  # as a chat template does
+                alike = [text for text in texts if text and has_bos_prefix(text, start) is begins]
+                if alike:
+                    self._encoded |= zip(alike, self.tokenizer(alike, **options)["input_ids"], strict=True)
             yield
         finally:
             self._encoded = {}
 
-    def _loglikelihood_tokens(
-        self, requests: Sequence[Encoded], disable_tqdm: bool = False, override_bs: int | None = None
-    ) -> list[Score]:
-        """Return the score of each ``(texts, context tokens, continuation tokens)``."""
-        positions, cut = self._cut(requests)
+    def _loglikelihood_tokens(self, encoded: Sequence[Encoded], requests: Sequence[Any] = ()) -> list[Score]:
+        """Return the score of each ``(texts, context tokens, continuation tokens)``; errors name its request."""
+        positions, cut = self._cut(encoded, requests)
         cache = self.score_cache
         cached = ((index, cache.find(request)) for index, request in enumerate(cut)) if cache is not None else ()
         scores = self.ranks.same({index: score for index, score in cached if score is not None})
         self.reused += len(scores)
         if len(scores) < len(cut):
-            computed = self._score(cut, scores, positions)
+            computed = self._score(cut, scores, [requests[position] for position in positions] if requests else ())
             parts = self.ranks.everyone(computed) if self.ranks.shares else [self.ranks.same(computed)]
             new = {index: score for part in reversed(parts) for index, score in part.items()}
             if self.ranks.is_first and cache is not None:
                 cache.take_over([(cut[index], score) for index, score in new.items()])
             scores |= new
         for index, position in enumerate(positions):
-            if (texts := requests[position][0]) is not None:
+            if (texts := encoded[position][0]) is not None:
                 self.cache_hook.add_partial("loglikelihood", texts, scores[index])
         by_position = dict(zip(positions, (scores[index] for index in range(len(cut))), strict=True))
-        return [by_position.get(position, (0.0, False)) for position in range(len(requests))]
+        return [by_position.get(position, (0.0, False)) for position in range(len(encoded))]
 
     def _score(
-        self, cut: Sequence[TokenRequest], cached: Mapping[int, Score], positions: Sequence[int]
+        self, cut: Sequence[TokenRequest], cached: Mapping[int, Score], requests: Sequence[Any]
     ) -> dict[int, Score]:
-        """Return the new scores of this process's share of the requests, by index; cache them as they come.
-
-        ``positions`` are those of the requests among all that were asked for.
-        """
+        """Return the new scores of this process's share of the requests, by index; cache them as they come."""
         scores: dict[int, Score] = {}
         total = len(cut)
 
@@ -384,7 +380,7 @@ class HfpatchLM(HFLM):
                 module = first_not_finite(self.model, torch.tensor([cut[index].tokens], device=self.device))
                 first = f" (first in {module})" if module else ""
                 raise BrokenModelError(
-                    f"{self._where(positions[index])}the log-likelihood is NaN{first}; the model's weights or dtype "
+                    f"{_where(requests, index)}the log-likelihood is NaN{first}; the model's weights or dtype "
                     "are broken (try dtype float32)"
                 )
             if self.on_scored is not None:
@@ -411,20 +407,20 @@ class HfpatchLM(HFLM):
             self._probed = (modules, Scorer(self.model, self.max_length, limits, findings=self.findings))
         return self._probed[1]
 
-    def _cut(self, requests: Sequence[Encoded]) -> tuple[list[int], list[TokenRequest]]:
+    def _cut(self, encoded: Sequence[Encoded], requests: Sequence[Any]) -> tuple[list[int], list[TokenRequest]]:
         """Return the positions of the requests that can be scored, and these, cut to the longest row; warn of cuts."""
         words = self.model.get_input_embeddings().weight.shape[0]
         longest, long = self.max_length, 0  # HFLM looks for it in the configuration each time
         positions: list[int] = []
-        for position, (_, context, targets) in enumerate(requests):
+        for position, (_, context, targets) in enumerate(encoded):
             if why := _why_not(context, targets, longest):
                 if self.left_out is None:
-                    raise HfpatchError(f"{self._where(position)}{why}")
-                self.left_out.setdefault(self._asked[position].doc_id, why)
+                    raise HfpatchError(f"{_where(requests, position)}{why}")
+                self.left_out.setdefault(requests[position].doc_id, why)
                 continue
             if (largest := max(*context, *targets)) >= words:
                 raise HfpatchError(
-                    f"{self._where(position)}token {largest} is not among the model's {words} embeddings; use the "
+                    f"{_where(requests, position)}token {largest} is not among the model's {words} embeddings; use the "
                     "model's own tokenizer"
                 )
             long += len(context) + len(targets) > longest + 1
@@ -432,11 +428,16 @@ class HfpatchLM(HFLM):
         if long:
             logger.warning(
                 "%s of %s requests have more than %s tokens; their contexts are truncated from the left, as in lm-eval",
-                long, len(requests), longest,
+                long, len(encoded), longest,
             )  # fmt: skip
-        cut = [TokenRequest.cut(requests[position][1], requests[position][2], longest) for position in positions]
+        cut = [TokenRequest.cut(*encoded[position][1:], longest) for position in positions]
         self.prompts.add_tokens((len(request.targets), *request.tokens, request.targets[-1]) for request in cut)
         return positions, cut
+
+
+def _where(requests: Sequence[Any], index: int) -> str:
+    """Return the beginning of an error about one of the requests, if they are given."""
+    return f"task {requests[index].task_name}, document {requests[index].doc_id}: " if requests else ""
 
 
 def _why_not(context: Sequence[int], targets: Sequence[int], longest: int) -> str:

@@ -107,15 +107,14 @@ class _Collector(HfpatchLM):
         self._max_length = self.max_length  # as if given, so that long windows raise no warning
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[Encoded], disable_tqdm: bool = False, override_bs: int | None = None
+        self, encoded: Sequence[Encoded], requests: Sequence[Any] = ()
     ) -> list[tuple[float, bool]]:
-        indices, _ = self._cut(requests)
-        self.encoded += [(None, *requests[index][1:]) for index in indices]
-        return [(0.0, False)] * len(requests)
+        indices, _ = self._cut(encoded, requests)
+        self.encoded += [(None, *encoded[index][1:]) for index in indices]
+        return [(0.0, False)] * len(encoded)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        self.prompts.add_texts(requests)
-        self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
+        self._add_prompts(requests)
         self.generated += len(requests)
         return [""] * len(requests)
 
@@ -175,11 +174,11 @@ def time_requests(scorer: HfpatchLM, asked: Sequence[TaskRequests], seconds: flo
     return Timed((end - start) * operations[0] / operations[1], sum(rows))
 
 
-def documents_within(asked: TaskRequests, each_s: float, seconds: float, device: str) -> int:
+def documents_within(asked: TaskRequests, document_s: float, seconds: float, device: str) -> int:
     """Return how many documents to score for their variance in so many seconds; 0 if these are too few."""
     size = max(1, asked.tokens // asked.documents)
     wanted = max(_FEWEST, min(_MOST, _SAMPLE_TOKENS.get(device, _SAMPLE_TOKENS_ELSEWHERE) // size))
-    number = min(asked.documents, wanted, int(seconds / each_s) if each_s else wanted)
+    number = min(asked.documents, wanted, int(seconds / document_s) if document_s else wanted)
     return number if number >= min(ENOUGH, asked.documents) else 0
 
 

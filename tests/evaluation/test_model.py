@@ -99,6 +99,8 @@ def test_loglikelihood_is_the_formula(taught, tokenizer, pairs, support):
     assert {greedy for _, greedy in got} == {True, False}
     counted = scorer.loglikelihood_per_token(requests("loglikelihood_per_token", made))
     assert_same(counted, [(float(log.sum()), len(log)) for log, _ in expected])
+    both = scorer.loglikelihood(requests("loglikelihood", pairs)), scorer.loglikelihood_per_token(requests("", pairs))
+    assert [value for value, _ in both[0]] == [value for value, _ in both[1]]  # also without a context
 
 
 def test_bf16_models_are_scored_in_fp32(taught, tokenizer, pairs, support):
@@ -195,6 +197,7 @@ def test_what_cannot_be_scored_names_the_document(model, tokenizer, support):
     for pair, why in [
         (("Anna", text), "document 1: its continuation has .* tokens and the model's longest row 8"),
         (("Anna", ""), "document 1: its context or its continuation has no token"),
+        (("", ""), "document 1: its context or its continuation has no token"),
     ]:
         with pytest.raises(HfpatchError, match=why):
             scorer.loglikelihood(requests("loglikelihood", [("Anna", " left"), pair]))
