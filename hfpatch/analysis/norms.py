@@ -24,7 +24,7 @@ from hfpatch.tuners.hidden_state import hidden_argument
 from hfpatch.tuners.hooks import apply_method
 from hfpatch.tuners.layer import MethodLayer
 
-OWN = "own"
+BUILT_IN = "built-in"
 """Used as an adapter's name where f is the model's own."""
 
 
@@ -52,7 +52,7 @@ class QuerySize:
 
     Attributes:
         layer: index of the block.
-        adapter: the adapter's name; :data:`OWN` for the f of a model that was pretrained with it.
+        adapter: the adapter's name; :data:`BUILT_IN` for the f of a model that was pretrained with it.
         target: ``query``, ``key`` or ``value``.
         size: ‖f(x)‖ / ‖A(x)‖, the mean over tokens; the preserving form counts A twice in Q = (2A + f)/2, the
             literal form once. A is x for an identity anchor, so that this is ‖f(x)‖ / ‖x‖, and x W_Q for a weight
@@ -91,13 +91,13 @@ def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
     The size is ‖x~ W_skip‖ / ‖attention output‖, the mean over tokens; the attention output is taken where it joins the
     residual stream, after its norm if there is one. The model's mode and hooks are left as they were.
     """
-    means, seen, handles = TokenMeans[int](), dict[tuple[str, int], Any](), []
+    means, calls, handles = TokenMeans[int](), dict[tuple[str, int], Any](), []
 
     def keep(name: str, site: AttentionSite, module: nn.Module, *call: Any) -> None:
-        seen[name, id(site)] = call  # args, kwargs and output
+        calls[name, id(site)] = call  # args, kwargs and output
 
     def compare(site: AttentionSite, layer: MethodLayer, *call: Any) -> None:
-        (*_, output), (args, kwargs, _) = (seen.pop((name, id(site))) for name in ("branch", "attention"))
+        (*_, output), (args, kwargs, _) = (calls.pop((name, id(site))) for name in ("branch", "attention"))
         branch, x = output if isinstance(output, Tensor) else output[0], hidden_argument(args, kwargs)
         added = layer.apply_at("left", torch.zeros_like(branch), x)
         means.add(site.layer, norm_ratio(added, branch)[..., None])
@@ -162,15 +162,15 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
                 means.add((index, adapter, target), _compared(f, anchor, head_sizes.get(index, f.shape[-1])))
                 projected = apply_method(layer.scaled(adapter), target, parts, projected, x, site=layer.sites[adapter])
 
-    def measure_own(heard: PathOutput) -> None:
-        index = block_of(heard.at)
-        means.add((index, OWN, heard.target), _compared(heard.f, heard.anchor, head_sizes[index]))
+    def measure_built_in(output: PathOutput) -> None:
+        index = block_of(output.at)
+        means.add((index, BUILT_IN, output.target), _compared(output.f, output.anchor, head_sizes[index]))
 
     for site, layer in method_layers(model, NonlinearQueryConfig):
         for target in layer.site.columns:
             hook = partial(measure, site.layer, layer, target)
             handles.append(site.projection_module(target).register_forward_hook(hook, prepend=True))
-    with hooked(handles), observed(model, measure_own):
+    with hooked(handles), observed(model, measure_built_in):
         run(model, batches, means.begin)
 
     measured = []

@@ -28,10 +28,10 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
     Yields:
         A function that returns what is to be said of the examples so far, if anything.
     """
-    own_left_out, related = False, 0
+    left_out, related = False, 0
 
     def few_shot() -> FewShot | None:
-        return FewShot(own_left_out=own_left_out, related=related) if own_left_out or related else None
+        return FewShot(own_left_out=left_out, related=related) if left_out or related else None
 
     if not isinstance(task, ConfigurableTask) or not hasattr(task, "sampler"):  # tasks of old draw no own document
         yield few_shot
@@ -50,7 +50,7 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
         return context(doc, *arguments, **options)
 
     def sample(n: int, eval_doc: Any = None, **options: Any) -> Sequence[Any]:
-        nonlocal own_left_out, related
+        nonlocal left_out, related
         more = 0
         try:
             drawn: Sequence[Any] = draw(n=n, eval_doc=asked if from_scored else eval_doc, **options)
@@ -61,7 +61,7 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
             raise HfpatchError(
                 f"task {name}: {n} few-shot examples cannot be chosen ({first_line(error)}); lower num_fewshot"
             ) from error
-        own_left_out |= more > 0 or (from_scored and eval_doc is None)
+        left_out |= more > 0 or (from_scored and eval_doc is None)
         group = None if cluster is None else asked.get(cluster)
         related += group is not None and any(example.get(cluster) == group for example in others[:n])
         return others[:n]

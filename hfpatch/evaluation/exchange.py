@@ -104,15 +104,15 @@ def exchange_rate(method: Sizes, reference: Sizes, weights: Array, groups: Group
     if math.isnan(value):
         return unknown("they reach no common gain")
     drawn = np.random.default_rng(0).multinomial(documents, np.full(documents, 1 / documents), size=RESAMPLES)
-    over_documents = rates(drawn @ both.mean(axis=1).T / (drawn @ units)[:, None])[0]
-    draws = [(over_documents, documents, 1.0)]
+    of_documents = rates(drawn @ both.mean(axis=1).T / (drawn @ units)[:, None])[0]
+    draws = [(of_documents, documents, 1.0)]
     if seeds > 1:
         if seeds**seeds <= RESAMPLES:  # all ways to draw them
             chosen = np.array(list(itertools.product(range(seeds), repeat=seeds)))
         else:
             chosen = np.random.default_rng(0).integers(0, seeds, size=(RESAMPLES, seeds))
-        over_seeds = rates(by_seed[chosen].mean(axis=1))[0]
-        draws.append((over_seeds, seeds, math.sqrt(seeds / (seeds - 1))))
+        of_seeds = rates(by_seed[chosen].mean(axis=1))[0]
+        draws.append((of_seeds, seeds, math.sqrt(seeds / (seeds - 1))))
     if any(np.isnan(drawn_rates).mean() > _MISSED for drawn_rates, _, _ in draws):
         return unknown("whether they reach a common gain is not certain")
     parts = []

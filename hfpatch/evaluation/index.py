@@ -28,7 +28,7 @@ LISTS = {
 }
 """The values of ``--tasks`` that list tasks, with the options of ``TaskManager.list_all_tasks``."""
 _DEFINED = re.compile(r"""^(?:task|group|tag):[ \t]+["']?([\w.:-]+)["']?[ \t]*$""", re.MULTILINE)
-_OWN_FOLDERS = tuple(eval_dir() / folder for folder in ("tinyworld", "paper", "metamath"))
+_HFPATCH_FOLDERS = tuple(eval_dir() / folder for folder in ("tinyworld", "paper", "metamath"))
 Index = dict[str, Any]
 Stamp = tuple[str, ...]
 
@@ -66,7 +66,7 @@ def file_stamp(files: Iterable[Path]) -> Stamp:
 
 def list_tasks(what: str, include_path: Path | None = None) -> str:
     """Return lm-eval's tables of all tasks, groups and tags, one of :data:`LISTS`, with hfpatch's and the user's."""
-    folders = [*_OWN_FOLDERS, *([include_path] if include_path is not None else [])]
+    folders = [*_HFPATCH_FOLDERS, *([include_path] if include_path is not None else [])]
     with quiet():
         return str(TaskManager(include_path=folders).list_all_tasks(**LISTS[what]))
 
@@ -80,7 +80,7 @@ def entries_of(name: str, added: AddedFolder) -> Index:
     Raises:
         HfpatchError: if the name is unknown.
     """
-    ours = _index(_OWN_FOLDERS)
+    ours = _index(_HFPATCH_FOLDERS)
     if not set("*?[").isdisjoint(name):
         everything = {**_everything(), **ours, **added.index}
         matches = sorted(fnmatch.filter(everything, name))
@@ -101,10 +101,10 @@ def entries_of(name: str, added: AddedFolder) -> Index:
 
     # a file of the task that is not YAML, which lm-eval skips silently
     if name not in index:
-        folders = [*([added.path] if added.path is not None else []), *_OWN_FOLDERS]
-        own_files = [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
+        folders = [*([added.path] if added.path is not None else []), *_HFPATCH_FOLDERS]
+        added_files = [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
         task_key = re.compile(rf"""^task:\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
-        for file in [*own_files, *files]:
+        for file in [*added_files, *files]:
             text = file.read_text(encoding="utf-8", errors="replace")
             try:
                 if file.stem == name or task_key.search(text):

@@ -79,7 +79,7 @@ _RATIOS = {
     **dict.fromkeys((KL, AGREEMENT, FORGETTING), Metric(weighted=True)),
 }
 """The aggregations that are ratios of sums, by module and name."""
-_OWN = {
+_OF_HFPATCH = {
     "paragraph_perplexity": "hfpatch.evaluation.paper_tasks.exponential_mean",
     GOLD_PROBABILITY: _MEAN,
     MARGIN: _MEAN,
@@ -104,8 +104,10 @@ def metric_named(name: str, *, higher_is_better: bool = True, aggregation: Aggre
     """
     from lm_eval.api.registry import get_metric_aggregation
 
-    function = aggregation or (None if name in _OWN else get_metric_aggregation(name))
-    path = f"{function.__module__}.{getattr(function, '__qualname__', '')}" if function else _OWN.get(name, _MEAN)
+    function = aggregation or (None if name in _OF_HFPATCH else get_metric_aggregation(name))
+    path = (
+        f"{function.__module__}.{getattr(function, '__qualname__', '')}" if function else _OF_HFPATCH.get(name, _MEAN)
+    )
     ratio = _RATIOS.get(path)
     return replace(ratio or Metric(aggregate=function), higher_is_better=higher_is_better)
 

@@ -192,8 +192,10 @@ def _build(name: str, index: Mapping[str, Any], overrides: Mapping[str, dict[str
     except Exception as error:
         reason = first_line(error)
         if isinstance(error, OSError):
-            mine = isinstance(error, FileNotFoundError) and reason.startswith("Unable to find")
-            advice = "write data_files relative to the working directory" if mine else "go online or set --data-dir"
+            is_wrong_path = isinstance(error, FileNotFoundError) and reason.startswith("Unable to find")
+            advice = (
+                "write data_files relative to the working directory" if is_wrong_path else "go online or set --data-dir"
+            )
             raise HfpatchError(f"task {name}: its data cannot be loaded ({reason}); {advice}") from error
         where = _where(name, entry)
         for metric in ((entry.cfg if entry is not None else None) or {}).get("metric_list") or ():

@@ -10,7 +10,7 @@ from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch
 from hfpatch.analysis.ablation import ablate_layers, document_losses
 from hfpatch.analysis.heads import head_weights
 from hfpatch.analysis.linearised import is_nonlinear
-from hfpatch.analysis.norms import OWN, pre_projection_sizes, query_sizes, skip_norms, skip_sizes
+from hfpatch.analysis.norms import BUILT_IN, pre_projection_sizes, query_sizes, skip_norms, skip_sizes
 from hfpatch.analysis.relation import head_relations
 from hfpatch.models import build_scratch
 from hfpatch.recipes.models import ScratchSettings
@@ -245,7 +245,7 @@ def test_the_f_that_a_model_was_pretrained_with_by_head(batch, query):
     ratio, cosine = f.norm(dim=-1) / anchor.norm(dim=-1), (f * anchor).sum(-1) / (f.norm(dim=-1) * anchor.norm(dim=-1))
     heads = f.reshape(-1, 4, HIDDEN // 4).norm(dim=-1) / anchor.reshape(-1, 4, HIDDEN // 4).norm(dim=-1)
     sizes = query_sizes(model, [batch])[1]
-    assert (sizes.layer, sizes.adapter, sizes.target) == (1, OWN, "query")
+    assert (sizes.layer, sizes.adapter, sizes.target) == (1, BUILT_IN, "query")
     assert (sizes.size, sizes.cosine) == pytest.approx((ratio.mean().item(), cosine.mean().item()), rel=1e-4)
     assert sizes.head_sizes == pytest.approx(heads.mean(0).tolist(), rel=1e-4)
 

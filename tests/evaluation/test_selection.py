@@ -106,7 +106,7 @@ def test_the_tables_of_tasks_are_lm_evals(folder, capsys, monkeypatch):
         return TaskManager(include_defaults=False, include_path=include_path)
 
     monkeypatch.setattr(index, "TaskManager", manager)  # without lm-eval's own tasks, which take seconds
-    folders = [*index._OWN_FOLDERS, folder]
+    folders = [*index._HFPATCH_FOLDERS, folder]
     for words, given in (("list", {}), ("list_groups", {"list_subtasks": False, "list_tags": False})):
         assert main(["eval", "--tasks", words, "--include_path", str(folder)]) == 0
         assert capsys.readouterr().out == manager(folders).list_all_tasks(**given) + "\n"

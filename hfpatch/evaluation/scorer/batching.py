@@ -135,10 +135,10 @@ def model_inputs(model: Any, trees: Sequence[Tree]) -> dict[str, Tensor]:
 
 def visible(tree: Tree, longest: int) -> NDArray[np.bool_]:
     """Return which tokens each token of a tree attends to, (longest, longest); padding attends to itself."""
-    seen = np.eye(longest, dtype=bool)
+    reads = np.eye(longest, dtype=bool)
     chain = next((node for node, parent in enumerate(tree.parents) if parent != node - 1), len(tree))
-    seen[:chain, :chain] = np.tri(chain, dtype=bool)
+    reads[:chain, :chain] = np.tri(chain, dtype=bool)
     for node in range(chain, len(tree)):
         if tree.parents[node] >= 0:
-            seen[node] |= seen[tree.parents[node]]
-    return seen
+            reads[node] |= reads[tree.parents[node]]
+    return reads
