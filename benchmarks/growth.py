@@ -388,7 +388,6 @@ def compare_complete(recipe: Any, made: Path, out: Path, measured: dict[str, Any
     """Compare runs whose files are linked to where training and scoring would leave them; time the stages apart."""
     from hfpatch import reporting
     from hfpatch.runs import compare
-    from hfpatch.runs.session import Session
     from hfpatch.runs.train_eval import TrainEvalSession
 
     stages = {"set-up": 0.0, "results": 0.0, "report": 0.0, "units": 0.0}
@@ -414,7 +413,7 @@ def compare_complete(recipe: Any, made: Path, out: Path, measured: dict[str, Any
 
     TrainEvalSession.train = lambda self, run: link(("metrics.jsonl", "patch", "training.json"), run)
     TrainEvalSession._evaluate = lambda self, run: link(("evaluations", "result.json"), run)
-    Session.set_up = timed("set-up", Session.set_up)
+    TrainEvalSession.set_up = timed("set-up", TrainEvalSession.set_up)
     TrainEvalSession.write_results = timed("results", TrainEvalSession.write_results)
     reporting.write_report = timed("report", reporting.write_report)
     with watched(measured):

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.results.folder import RESULTS
+from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
+from hfpatch.runs.folder import changes, is_complete
 from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.records import Trained
+from hfpatch.runs.records import ResultsHead, Trained
 from hfpatch.runs.session import check_start, open_runs
 from hfpatch.runs.train_eval import TrainEvalSession
+from hfpatch.support.files import read_json
 from hfpatch.support.paths import takes_text
+from hfpatch.support.provenance import Clock
 from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import cuts_tensors
 
@@ -55,7 +61,7 @@ def compare(
             "compare evaluates a whole model on each process, which FSDP and DeepSpeed cut in pieces; launch with "
             "plain DDP, or launch hfpatch train for each method, then compare --resume"
         )
-    return TrainEvalSession(plan_runs(recipe, out), progress).run(resume=resume, engine=engine)
+    return run_session(TrainEvalSession(plan_runs(recipe, out), progress), resume=resume, engine=engine)
 
 
 @takes_text
@@ -84,9 +90,9 @@ def train(
     plan = plan_runs(recipe, out, method)
     check_start(plan, resume=resume)
     session = TrainEvalSession(plan, progress)
-    with open_runs(session, resume=resume):
-        if method in session.setup.left_out:
-            raise HfpatchError(f"{method} is left out: {session.setup.left_out[method]}")
+    with open_runs(plan, session.set_up, resume=resume, declare=session.declare) as setup:
+        if method in setup.left_out:
+            raise HfpatchError(f"{method} is left out: {setup.left_out[method]}")
         for unit in plan.units:
             session.complete(unit)
     trained = [unit.run.paths for unit in plan.units if unit.action == "train" and session.is_wanted(unit.run)]
@@ -127,4 +133,34 @@ def pretrain_study(
         HfpatchError: if ``out`` cannot take this study, a variant cannot be built, or something that the recipe names
             cannot be loaded or used.
     """
-    return TrainEvalSession(plan_runs(recipe, out, variant), progress).run(resume=resume, engine=engine)
+    return run_session(TrainEvalSession(plan_runs(recipe, out, variant), progress), resume=resume, engine=engine)
+
+
+def run_session(session: TrainEvalSession, *, resume: bool, engine: EngineSettings | None) -> dict[str, Any]:
+    """Complete the units of a session's plan and, unless it is of a part, report; return ``results.json``."""
+    from hfpatch import reporting  # here, as training alone needs none
+
+    plan, out, is_whole = session.plan, session.plan.out, session.plan.part is None
+    check_start(plan, resume=resume)
+    with ExitStack() as stack:  # which holds the locks until the report is written
+        if not (is_complete(out) and not changes(out, plan.recipe)[0]):
+            if (out / RESULTS).is_file():
+                times = ResultsHead.read(out / RESULTS).provenance
+                session.clock = Clock(started=times.started, before=times.wall_s)
+            executor = stack.enter_context(open_engine(engine, session.progress))
+            stack.enter_context(open_runs(plan, session.set_up, resume=resume, declare=session.declare))
+            try:
+                executor.execute(session)
+            except BaseException:
+                if session.is_unwritten:
+                    session.write_results()
+                raise
+            if executor.measures and is_whole:
+                session.measure_costs()
+            session.write_results(complete=is_whole)
+        state = start_processes()
+        if state.is_main_process and is_whole:
+            reporting.write_report(out)
+        results: dict[str, Any] = read_json(out / RESULTS)
+        state.wait_for_everyone()
+    return results

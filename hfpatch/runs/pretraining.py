@@ -26,10 +26,10 @@ from hfpatch.recipes.tuning import point_name
 from hfpatch.results.parts import TrainResult
 from hfpatch.runs.corpus import recipe_tokenizer
 from hfpatch.runs.identity import identify_data, identify_training
-from hfpatch.runs.plan import PlannedRun, Unit, plan_pretraining
+from hfpatch.runs.plan import PlannedRun, plan_pretraining
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import Identity, PretrainingResult
-from hfpatch.runs.session import Session, check_start, open_runs
+from hfpatch.runs.session import check_start, open_runs
 from hfpatch.runs.setup import Inputs, Setup, draw_all_plans
 from hfpatch.runs.tuning import Tuning
 from hfpatch.support.files import check_data_dir, hash_values, read_json
@@ -169,52 +169,37 @@ def set_up_study(recipe: StudyRecipe, tuning: Tuning, progress: Progress) -> Stu
     )
 
 
-class PretrainingSession(Session):
-    """The training of one model, whose identity is all that it shares.
+@dataclass(frozen=True, kw_only=True)
+class ModelSetup(Inputs):
+    """The inputs of the training of one model, whose identity is all that is shared.
 
     Attributes:
         size: its parameter counts: all, and those outside of embeddings and a head.
     """
 
+    recipe: PretrainRecipe
     size: tuple[int, int]
 
-    def load(self) -> Inputs:
-        """Load the text and try the model on the meta device, so that a mistake shows before the training."""
-        recipe = self.plan.recipe
-        assert isinstance(recipe, PretrainRecipe)
-        tokenizer, splits = load_text(recipe, self.progress)
-        recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(splits.train))})
-        plans, architecture = draw_plans(recipe.training, splits.train, [recipe.seed]), hash_values(recipe.architecture)
-        shared, plan = identify_data(tokenizer, splits), plans[recipe.seed]
-        self.size = try_model(recipe, tokenizer, splits)
-        return Inputs(
-            recipe=recipe,
-            tokenizer=tokenizer,
-            blocks=splits.train,
-            held_out=splits.held_out,
-            plans=plans,
-            shared=identify_training(shared, recipe.training, plan, architecture=architecture),
-        )
 
-    def complete(self, unit: Unit) -> None:
-        """Train the model and write its folder."""
-        run, clock, state, setup, recipe = unit.run, Clock(), start_processes(), self.setup, self.plan.recipe
-        assert isinstance(recipe, PretrainRecipe)
-        _, outcome = train_model(setup, recipe, run, self.progress)
-        result = PretrainingResult(
-            identity=setup.shared,
-            provenance=provenance(clock),
-            data=setup.blocks.to_json(),
-            plan={"sha256": setup.plans[run.seed].sha256},
-            parameters={"total": self.size[0], "non_embedding": self.size[1]},
-            train=outcome,
-        )
-        if state.is_main_process:
-            result.write(run.paths.result)
-            if not recipe.training.keep_finished:  # they are of use to an interrupted run only
-                shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
-        state.wait_for_everyone()
-        self.progress.finished(run.name, result.summary)
+def set_up_model(recipe: PretrainRecipe, progress: Progress) -> ModelSetup:
+    """Load the text and try the model on the meta device, so that a mistake shows before the training.
+
+    Raises:
+        HfpatchError: as `set_up_study`.
+    """
+    tokenizer, splits = load_text(recipe, progress)
+    recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(splits.train))})
+    plans, architecture = draw_plans(recipe.training, splits.train, [recipe.seed]), hash_values(recipe.architecture)
+    shared, plan = identify_data(tokenizer, splits), plans[recipe.seed]
+    return ModelSetup(
+        recipe=recipe,
+        tokenizer=tokenizer,
+        blocks=splits.train,
+        held_out=splits.held_out,
+        plans=plans,
+        shared=identify_training(shared, recipe.training, plan, architecture=architecture),
+        size=try_model(recipe, tokenizer, splits),
+    )
 
 
 @takes_text
@@ -238,12 +223,27 @@ def pretrain(
     Raises:
         HfpatchError: if ``out`` cannot take this run, or something that the recipe names cannot be loaded or used.
     """
-    plan = plan_pretraining(recipe, out)
+    plan, progress = plan_pretraining(recipe, out), progress or Progress()
     (unit,) = plan.units
+    run, load = unit.run, partial(set_up_model, recipe, progress)
     check_start(plan, resume=resume)
     if not unit.is_complete():
-        session = PretrainingSession(plan, progress)
-        with open_runs(session, resume=resume):
-            session.complete(unit)
-    result: dict[str, Any] = read_json(unit.run.paths.result)
-    return result
+        with open_runs(plan, load, resume=resume) as setup:
+            clock, state, training = Clock(), start_processes(), setup.recipe.training
+            _, outcome = train_model(setup, setup.recipe, run, progress)
+            result = PretrainingResult(
+                identity=setup.shared,
+                provenance=provenance(clock),
+                data=setup.blocks.to_json(),
+                plan={"sha256": setup.plans[run.seed].sha256},
+                parameters={"total": setup.size[0], "non_embedding": setup.size[1]},
+                train=outcome,
+            )
+            if state.is_main_process:
+                result.write(run.paths.result)
+                if not training.keep_finished:  # they are of use to an interrupted run only
+                    shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
+            state.wait_for_everyone()
+            progress.finished(run.name, result.summary)
+    written: dict[str, Any] = read_json(run.paths.result)
+    return written

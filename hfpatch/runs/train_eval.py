@@ -10,8 +10,8 @@ import shutil
 import time
 import warnings
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from accelerate import PartialState
@@ -27,22 +27,20 @@ from hfpatch.results.parts import TaskResult
 from hfpatch.results.records import loss_of, write_values
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.declared import declare
-from hfpatch.runs.engines.driver import open_engine
-from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.folder import COSTS, Changes, changes, is_complete
+from hfpatch.runs.folder import COSTS, Changes
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
-from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
+from hfpatch.runs.plan import MEASURING, Plan, PlannedRun, Unit
 from hfpatch.runs.pretraining import StudySetup, set_up_study, train_model
-from hfpatch.runs.records import Costs, Looks, Losses, ResultsHead, RunResult, Trained
+from hfpatch.runs.progress import Progress
+from hfpatch.runs.records import Costs, Looks, Losses, RunResult, Trained
 from hfpatch.runs.retention import by_document, measure_further, measure_held_out
-from hfpatch.runs.session import Session, check_start, open_runs
 from hfpatch.runs.setup import ComparisonSetup, set_up
 from hfpatch.runs.tuning import Outcome, Tuning
-from hfpatch.support.files import read_json, write_json
+from hfpatch.support.files import write_json
 from hfpatch.support.provenance import Clock, checkout_state
 from hfpatch.surgery.folder import save_patch
 from hfpatch.training.probe import train_probe
-from hfpatch.training.processes import start_processes, start_ranks
+from hfpatch.training.processes import start_ranks
 from hfpatch.training.validation import document_losses
 
 EVERY_S = 30.0
@@ -53,63 +51,49 @@ COST_SHARE = 0.05
 """The share of a run's time that measuring the cost of each method may take."""
 
 
-class TrainEvalSession(Session):
-    """The units of a comparison of patches or of models from scratch, or of one method or variant."""
+class TrainEvalSession:
+    """One command on a run folder: it completes the units of a comparison of patches or of models from scratch.
+
+    Args:
+        plan: the units, of all methods or variants, or of one.
+        progress: called at every step; None shows nothing.
+
+    Attributes:
+        setup: the inputs that all runs share, which `set_up` loads. Their recipe is the plan's.
+        clock: gives results.json its times.
+    """
 
     setup: ComparisonSetup | StudySetup
+    is_unwritten = False
+    """Whether a unit is complete that results.json does not have yet."""
     _next_write = -math.inf
-    _is_unwritten = False
 
-    def load(self) -> ComparisonSetup | StudySetup:
-        """Load what the recipe names, and try each method or variant."""
+    def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
+        self.plan, self.progress, self.clock = plan, progress or Progress(), Clock()
+
+    def set_up(self) -> ComparisonSetup | StudySetup:
+        """Load what the recipe names, and try each method or variant, so that a mistake shows before any training.
+
+        From then on the plan has the recipe of the inputs: with its epochs as steps, and without methods that reach no
+        size near their budget.
+
+        Raises:
+            HfpatchError: if something cannot be loaded or used.
+        """
         recipe, rounds, part = self.plan.recipe, self.plan.tuning, self.plan.part
         if isinstance(recipe, StudyRecipe):
-            return set_up_study(recipe, Tuning(rounds, part), self.progress)
-        assert isinstance(recipe, Recipe)
-        base = self.plan.runs[0].paths.tuning_losses
-        return set_up(recipe, Tuning(rounds, part and recipe.tuned_at(part), base), self.progress)
+            self.setup = set_up_study(recipe, Tuning(rounds, part), self.progress)
+        else:
+            assert isinstance(recipe, Recipe)
+            base = self.plan.runs[0].paths.tuning_losses
+            self.setup = set_up(recipe, Tuning(rounds, part and recipe.tuned_at(part), base), self.progress)
+        self.plan = replace(self.plan, recipe=self.setup.recipe)
+        return self.setup
 
     def declare(self, added: Changes) -> None:
         """Write the questions, unless this is the training of one method, which does not load the tasks."""
         if self.plan.part is None or isinstance(self.setup, StudySetup):
             declare(self.plan, self.setup, added)
-
-    def run(self, *, resume: bool, engine: EngineSettings | None) -> dict[str, Any]:
-        """Complete the units of the plan and, unless it is of a part, report.
-
-        Args:
-            resume: whether the folder may hold runs of this recipe.
-            engine: where the runs take place; None is one after the other in this process.
-
-        Returns:
-            The content of ``results.json``.
-        """
-        from hfpatch import reporting  # here, as training alone needs none
-
-        plan, out, is_whole = self.plan, self.plan.out, self.plan.part is None
-        check_start(plan, resume=resume)
-        with ExitStack() as stack:  # which holds the locks until the report is written
-            if not (is_complete(out) and not changes(out, plan.recipe)[0]):
-                if (out / RESULTS).is_file():
-                    times = ResultsHead.read(out / RESULTS).provenance
-                    self.clock = Clock(started=times.started, before=times.wall_s)
-                executor = stack.enter_context(open_engine(engine, self.progress))
-                stack.enter_context(open_runs(self, resume=resume))
-                try:
-                    executor.execute(self)
-                except BaseException:
-                    if self._is_unwritten:
-                        self.write_results()
-                    raise
-                if executor.measures and is_whole:
-                    self.measure_costs()
-                self.write_results(complete=is_whole)
-            state = start_processes()
-            if state.is_main_process and is_whole:
-                reporting.write_report(out)
-            results: dict[str, Any] = read_json(out / RESULTS)
-            state.wait_for_everyone()
-        return results
 
     def record(self, unit: Unit) -> None:
         """Note that a unit is complete, and write results.json unless that was done a short while ago.
@@ -118,11 +102,11 @@ class TrainEvalSession(Session):
         command after a kill, collects everything. A training changes nothing in it until it is evaluated.
         """
         begin = time.monotonic()
-        self._is_unwritten |= unit.action in ("tune", *MEASURING)
-        if self._is_unwritten and begin >= self._next_write:
+        self.is_unwritten |= unit.action in ("tune", *MEASURING)
+        if self.is_unwritten and begin >= self._next_write:
             self.write_results()
             end = time.monotonic()
-            self._is_unwritten, self._next_write = False, end + max(EVERY_S, (end - begin) / SHARE)
+            self.is_unwritten, self._next_write = False, end + max(EVERY_S, (end - begin) / SHARE)
 
     def write_results(self, *, complete: bool = False) -> None:
         """Write results.json, of the runs that are complete so far; ``complete`` says that these are all.

@@ -403,7 +403,7 @@ def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe,
 def test_units_may_run_in_any_order_that_their_needs_allow(straight, recipe, tmp_path, no_report):
     plan, log, done = plan_runs(recipe, tmp_path / "out"), Trained(), []
     session = TrainEvalSession(plan, log)
-    with open_runs(session, resume=False):
+    with open_runs(plan, session.set_up, resume=False):
         while left := [unit for unit in plan.units if unit not in done]:
             done.append(next(unit for unit in reversed(left) if all(need in done for need in unit.needs)))
             session.complete(done[-1])

@@ -1,6 +1,5 @@
 """Engines: whoever works on which unit in whatever order, the numbers are those of one process."""
 
-import importlib
 import os
 import re
 import shutil
@@ -158,11 +157,6 @@ def test_how_a_worker_ended(ends, reason, tmp_path, monkeypatch):
     worker = processes.WorkerProcess(tmp_path / "worker", None)
     worker.wait()
     assert worker.ended() == reason
-
-
-@pytest.mark.parametrize("name", forking.IMPORTED)
-def test_what_workers_share_is_there(name):
-    importlib.import_module(name)
 
 
 def test_a_worker_whose_parent_was_killed_is_ended_and_writes_no_more(tmp_path):

@@ -166,7 +166,7 @@ def test_a_run_has_one_recipe_whose_epochs_are_steps_and_the_folder_that_which_w
     whole = recipe()
     assert whole.training.epochs == 0.75
     session = TrainEvalSession(plan_runs(whole, tmp_path / "out"))
-    with open_runs(session, resume=False):
+    with open_runs(session.plan, session.set_up, resume=False):
         assert session.plan.recipe is session.setup.recipe
         training = session.plan.recipe.training
         steps = math.ceil(0.75 * len(session.setup.blocks) / 4)

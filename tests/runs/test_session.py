@@ -3,23 +3,7 @@ from types import SimpleNamespace
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.records import Identity
-from hfpatch.runs.session import Session, open_runs
-
-
-class Counting(Session):
-    """The start of a comparison whose set-up loads nothing and counts the identities that it gives."""
-
-    def load(self):
-        self.identified, shared = [], Identity(text="a" * 64)
-
-        def identify(run):
-            self.identified.append(run.name)
-            return shared
-
-        return SimpleNamespace(recipe=self.plan.recipe, plans={}, shared=shared, matmul=None, identify=identify)
-
-    def complete(self, unit):
-        raise AssertionError(unit)
+from hfpatch.runs.session import open_runs
 
 
 def test_a_methods_code_is_hashed_once_before_its_runs_are_there(tmp_path):
@@ -34,8 +18,15 @@ def test_a_methods_code_is_hashed_once_before_its_runs_are_there(tmp_path):
         }
     )
     out, expected = tmp_path / "out", ["baseline · seed 0", "lora · seed 0", "ia3 · seed 0"]
+    identified, shared = [], Identity(text="a" * 64)
+
+    def identify(run):
+        identified.append(run.name)
+        return shared
+
+    loaded = SimpleNamespace(plans={}, shared=shared, matmul=None, identify=identify)
     for number in (0, 1):
-        session = Counting(plan_runs(recipe, out))
-        with open_runs(session, resume=number > 0):
+        identified.clear()
+        with open_runs(plan_runs(recipe, out), lambda: loaded, resume=number > 0):
             (out / "runs" / "ia3" / "seed-2").mkdir(parents=True, exist_ok=True)
-        assert session.identified == [*expected, "ia3 · seed 2"][: len(expected) + number]
+        assert identified == [*expected, "ia3 · seed 2"][: len(expected) + number]

@@ -201,7 +201,7 @@ def test_an_engine_that_gives_up_the_devices_leaves_the_report_to_be_written(str
         yield Engine()
         PartialState._reset_state()  # as engines of a machine with GPUs
 
-    monkeypatch.setattr("hfpatch.runs.train_eval.open_engine", of_devices)
+    monkeypatch.setattr("hfpatch.runs.comparison.open_engine", of_devices)
     assert without_times(pretrain_study(study(), tmp_path / "s")) == without_times(straight[1])
     assert (tmp_path / "s" / "report.html").is_file()
 

@@ -5,7 +5,8 @@ from unittest.mock import Mock
 import pytest
 
 from hfpatch.results.parts import TrainResult
-from hfpatch.runs import train_eval
+from hfpatch.runs import comparison, train_eval
+from hfpatch.runs.comparison import run_session
 from hfpatch.runs.plan import Plan, PlannedRun, Unit
 from hfpatch.runs.records import Identity, Trained
 from hfpatch.runs.setup import ComparisonSetup
@@ -44,7 +45,7 @@ def test_runs_stay_locked_until_their_report_is_written(monkeypatch, tmp_path):
     events = []
 
     @contextmanager
-    def open_runs(session, *, resume):
+    def open_runs(plan, load, **options):
         events.append("locked")
         yield
         events.append("released")
@@ -54,11 +55,11 @@ def test_runs_stay_locked_until_their_report_is_written(monkeypatch, tmp_path):
         def write_results(self, *, complete=False):
             write_json(tmp_path / "results.json", {"complete": complete})
 
-    monkeypatch.setattr(train_eval, "check_start", lambda plan, *, resume: None)
-    monkeypatch.setattr(train_eval, "open_runs", open_runs)
+    monkeypatch.setattr(comparison, "check_start", lambda plan, *, resume: None)
+    monkeypatch.setattr(comparison, "open_runs", open_runs)
     monkeypatch.setattr("hfpatch.reporting.write_report", lambda out: events.append(read_json(out / "results.json")))
     monkeypatch.setattr(Empty, "measure_costs", lambda self: None)
-    results = Empty(Plan(None, tmp_path, (), ())).run(resume=False, engine=None)
+    results = run_session(Empty(Plan(None, tmp_path, (), ())), resume=False, engine=None)
     assert events == ["locked", results, "released"]
     assert results == {"complete": True}
 
@@ -89,11 +90,11 @@ def test_results_that_wait_are_written_before_an_error_leaves(monkeypatch, tmp_p
             session.record(Unit("evaluate", run, None))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train_eval, "check_start", lambda plan, *, resume: None)
-    monkeypatch.setattr(train_eval, "open_runs", lambda session, *, resume: nullcontext())
-    monkeypatch.setattr(train_eval, "open_engine", lambda *_: nullcontext(SimpleNamespace(execute=execute)))
+    monkeypatch.setattr(comparison, "check_start", lambda plan, *, resume: None)
+    monkeypatch.setattr(comparison, "open_runs", lambda plan, load, **options: nullcontext())
+    monkeypatch.setattr(comparison, "open_engine", lambda *_: nullcontext(SimpleNamespace(execute=execute)))
     session = TrainEvalSession(Plan(None, tmp_path, (), ()))
     session.write_results = lambda: written.append(run)
     with pytest.raises(KeyboardInterrupt):
-        session.run(resume=False, engine=None)
+        run_session(session, resume=False, engine=None)
     assert len(written) == units

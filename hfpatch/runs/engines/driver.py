@@ -25,7 +25,7 @@ from hfpatch.runs.engines.work import OPEN, PAUSE_S, Job, pause
 from hfpatch.runs.locks import STALE_S, hold, new_holder, remove_lost
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import Entry
-from hfpatch.runs.session import Session
+from hfpatch.runs.train_eval import TrainEvalSession
 from hfpatch.training.interruption import Terminated, watch_sigterm
 from hfpatch.training.processes import CPU_ONLY, start_processes
 
@@ -92,7 +92,7 @@ class Engine:
     at_once: int = 1
     measures: bool = True
 
-    def execute(self, session: Session) -> None:
+    def execute(self, session: TrainEvalSession) -> None:
         """Complete every unit: in the plan's order until one fails or, with workers, all that need none that fails.
 
         Raises:
@@ -127,9 +127,9 @@ class _Dispatch:
     by their seats: how many were started before them.
     """
 
-    def __init__(self, session: Session, workers: Processes | RayTasks, queue: Path) -> None:
+    def __init__(self, session: TrainEvalSession, workers: Processes | RayTasks, queue: Path) -> None:
         self.session, self.progress, self.workers, self.queue = session, session.progress, workers, queue
-        self.job = Job(type(session), session.plan, queue, new_holder(), Path.cwd(), workers.threads, workers.settings)
+        self.job = Job(session.plan, queue, new_holder(), Path.cwd(), workers.threads, workers.settings)
         self.units = session.plan.units
         index = {id(unit): number for number, unit in enumerate(self.units)}
         needs = {index[id(unit)]: [index[id(needed)] for needed in unit.needs] for unit in self.units}

@@ -6,7 +6,6 @@ Forked processes may not use threads or devices that their parent has used, so i
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import select
 import signal
@@ -18,8 +17,6 @@ from hfpatch.support.lazy import collection_paused
 from hfpatch.support.quiet import quiet_libraries
 from hfpatch.training.interruption import end_with_parent
 
-IMPORTED = ("hfpatch.runs.engines.work", "hfpatch.runs.comparison", "hfpatch.evaluation.run")
-"""Modules by name: importing them here would be a circle, as the session of a comparison imports the engines."""
 PID, CODE, OUTPUT = "pid", "code", "output"
 """Files in the folder of a worker: its process id, its exit code once it has ended, and what it prints."""
 _PAUSE_S = 0.1  # between looks for workers that have ended
@@ -32,8 +29,8 @@ def fork_workers() -> Path:
     """
     quiet_libraries()
     with collection_paused():
-        for name in IMPORTED:
-            importlib.import_module(name)
+        import hfpatch.evaluation.run
+        import hfpatch.runs.engines.work  # noqa: F401  # like the line above: a worker uses them
     gc.freeze()  # collections of workers then copy none of the memory that they share
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # before, it ended the imports of a command that was interrupted
     workers, is_open = dict[int, Path](), True

@@ -30,7 +30,7 @@ from hfpatch.runs.locks import Holder, InUseError, has_ended, hold
 from hfpatch.runs.plan import MEASURING, Plan, Unit
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import Entry
-from hfpatch.runs.session import Session
+from hfpatch.runs.train_eval import TrainEvalSession
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.quiet import quiet_libraries
 from hfpatch.support.signals import sigterm_answered_by
@@ -54,7 +54,6 @@ _PACKAGE = str(Path(__file__).parents[2])
 class Job:
     """One command, as its workers must know it."""
 
-    session: type[Session]
     plan: Plan  # units of the queue are numbered by their order in it
     queue: Path  # a folder with an `Entry` for each ready unit, which every worker sees under this path
     parent: Holder  # the process with whose end workers on the same machine end
@@ -83,7 +82,7 @@ class Worker:
         self.job, self.seat = job, seat
         self.leads = os.environ.get("RANK", "0") == "0"
         self._followed: set[int] = set()  # units that this process has shared with the first one
-        self._session: Session | None = None
+        self._session: TrainEvalSession | None = None
 
     def attempt(self, number: int) -> bool:
         """Complete a unit if it waits and its lock is free; return whether that was so.
@@ -140,7 +139,7 @@ class Worker:
                 start_processes().wait_for_everyone()
                 if self._session is None:  # load what all units share
                     torch.set_num_threads(job.threads)
-                    session = job.session(job.plan)
+                    session = TrainEvalSession(job.plan)
                     with pinned_library(stored_library(job.plan.out)):
                         session.set_up()
                     check_shared(job.plan.out, session.setup.shared, session.setup.plans)
