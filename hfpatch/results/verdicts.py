@@ -14,7 +14,7 @@ true equivalences a step down would test others at too high a level. A measure w
 
 With **looks** the seeds grow until pairs are decided. Look k tests at the level ``a = α w_k / m``, where ``Σ w_k = 1``
 (a union bound over looks); a pair has the outcome, the difference and the interval of the look that decided it, else
-those of the last one.
+those of the last one. What comes after that look, as where a later seed diverges, is shown and decides nothing again.
 
 **Learning rates.** Where each method was tuned, a sign in nats per token or bits per byte that another rate might turn
 holds *at the rates tried*, and two methods whose rates may be worth half the margin are not equivalent (`with_rates`).
@@ -281,18 +281,22 @@ def judge_primary(
         rates: returns a verdict with what the choice of the learning rates leaves open, see `with_rates`.
     """
     tests = max(1, asked.tests)  # a baseline alone has no pairs
-    by_look = [(_by_pair(look.comparisons), ALPHA * look.part / tests) for look in looks]
-    looked = any(look.part < 1 for look in looks) or None
-    verdicts = []
+    looked, by_look, verdicts = any(look.part < 1 for look in looks) or None, [], []
+    for look in looks:
+        by_then = {
+            name: [seed for seed in seeds if not looked or seed < look.seeds]
+            for name, seeds in (diverged or {}).items()
+        }
+        by_look.append((_by_pair(look.comparisons), ALPHA * look.part / tests, by_then))
     for method, other in asked.pairs:
         for task in asked.on:
             measure, verdict, decisive = measures.get(task), None, None
             named = {"method": method, "other": other, "task": task, "looks": looked}
-            for comparisons, level in by_look:
+            for comparisons, level, by_then in by_look:
                 one = None if measure is None else comparisons.get((method, other, task, measure.metric))
                 if one is None and verdict is not None:  # it got no more seeds
                     continue
-                verdict, decisive = _decided(asked, named, measure, one, level, margins, diverged or {}), one
+                verdict, decisive = _decided(asked, named, measure, one, level, margins, by_then), one
                 if verdict.outcome not in ("undecided", "not tested"):
                     break
             assert verdict is not None

@@ -269,9 +269,12 @@ def test_at_looks_a_pair_has_the_outcome_of_the_one_that_decided_it():
     given = [
         LookTaken(seeds=made[0].seeds, part=part, comparisons=made) for made, part in zip(looks, parts, strict=True)
     ]
-    one, two = judge_primary(asked, given, {"text": BITS}, {})
+    later = {"a": {4: 9}, "b": {6: 9}}  # seeds that diverge after the look decide nothing again
+    one, two = judge_primary(asked, given, {"text": BITS}, {}, diverged=later)
     assert [(one.outcome, one.seeds, one.difference), (two.outcome, two.seeds)] == [("better", 4, -0.06), ("better", 6)]
     assert [one.level, two.level] == pytest.approx([0.05 * 0.2 / 2, 0.05 * 0.3 / 2])
+    one, two = judge_primary(asked, given, {"text": BITS}, {}, diverged={"a": {3: 9}, "b": {5: 9}})
+    assert (one.outcome, two.outcome) == ("undecided", "undecided")
 
 
 def test_no_interval_leaves_what_is_possible():
