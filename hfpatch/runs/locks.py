@@ -74,7 +74,8 @@ def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[Ho
     renewer = threading.Thread(target=_renew, args=(held, holder, ended), daemon=True)
     try:
         for name in names:
-            held.append(_take(out / FOLDER / name, holder, time.monotonic() + wait_s))
+            held.append(out / FOLDER / name)  # first, as an interruption may come with the lock
+            _take(held[-1], holder, time.monotonic() + wait_s)
         renewer.start()
         yield holder
     finally:
@@ -82,7 +83,7 @@ def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[Ho
         if renewer.ident is not None:
             renewer.join()
         for path in held:
-            with suppress(OSError):
+            with suppress(OSError, HfpatchError):
                 if (_read(path) or {}).get("token") == holder["token"]:
                     path.unlink()
         with suppress(OSError):  # others may hold theirs
@@ -97,7 +98,7 @@ def new_holder() -> Holder:
         "host": socket.gethostname(),
         "machine": _machine(),
         "pid": os.getpid(),
-        "born": _birth(os.getpid()),
+        "born": birth(os.getpid()),
         "command": command_line(sys.argv),
         "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "token": uuid.uuid4().hex,
@@ -106,24 +107,28 @@ def new_holder() -> Holder:
 
 def remove_lost(out: Path, name: str, token: str) -> None:
     """Remove the lock of a process that is known to have ended on another machine; here it is seen to be stale."""
-    with suppress(OSError):
+    with suppress(OSError, HfpatchError):
         holder = _read(out / FOLDER / name) or {}
         if holder.get("token") == token and has_ended(holder) is None:
             (out / FOLDER / name).unlink()
 
 
-def _take(path: Path, holder: Holder, deadline: float) -> Path:
+def _take(path: Path, holder: Holder, deadline: float) -> None:
     while True:
         _make(path.parent)
+        is_made = False
         try:
             with path.open("x", encoding="utf-8") as stream:
+                is_made = True
                 stream.write(json.dumps(holder))
-            return path
+            return
         except FileExistsError:
             other = _read(path)
         except FileNotFoundError:
             continue  # another process has just removed the empty folder
         except OSError as error:
+            if is_made:  # on a full disk, without a holder's name
+                path.unlink(missing_ok=True)
             raise HfpatchError(f"{path}: cannot be written ({error.strerror}); choose another --out") from error
         if other is not None and _is_gone(path, other):
             _remove_stale(path, other)
@@ -170,13 +175,19 @@ def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
 
 
 def _read(path: Path) -> Holder | None:
-    """Return the holder of a lock, an empty one if it cannot be read, or None if the lock was released."""
+    """Return the holder of a lock, an empty one if it has no name yet, or None if the lock was released.
+
+    Raises:
+        HfpatchError: if it cannot be read.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         return None
     except json.JSONDecodeError:
         return {}
+    except OSError as error:  # as where another user has it
+        raise HfpatchError(f"{path}: cannot be read ({error.strerror}); choose another --out") from error
     return value if isinstance(value, dict) else {}
 
 
@@ -221,7 +232,7 @@ def has_ended(holder: Holder) -> bool | None:
     """Return whether a holder has ended; None unless it is, or was, a process of this machine, where that is known."""
     if _machine() is None or holder.get("machine") != _machine():
         return None
-    return _birth(holder.get("pid")) != holder.get("born")
+    return birth(holder.get("pid")) != holder.get("born")
 
 
 @cache
@@ -234,7 +245,7 @@ def _machine() -> str | None:
         return None
 
 
-def _birth(pid: Any) -> str | None:
+def birth(pid: Any) -> str | None:
     """Return the start time of a process, in clock ticks since boot; None if there is none or it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

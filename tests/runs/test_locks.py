@@ -1,5 +1,6 @@
 """Locks: one holder at a time, whoever crashes, and a line that says who it is."""
 
+import errno
 import json
 import os
 import re
@@ -101,7 +102,7 @@ def put(out: Path, age_s: float, holder: dict) -> None:
 
 
 ELSEWHERE = {"host": "node7", "machine": "another boot", "pid": 1, "born": "1", "since": "then", "command": "hfpatch"}
-HERE = {**ELSEWHERE, "machine": locks._machine(), "born": locks._birth(1)}
+HERE = {**ELSEWHERE, "machine": locks._machine(), "born": locks.birth(1)}
 
 
 @pytest.mark.parametrize(
@@ -228,6 +229,33 @@ def test_processes_that_share_a_folder(tmp_path):
     assert report["study"] == [0, 0]
     assert report["variants"] == ["one", "two"]
     assert report["locks"] == []
+
+
+def test_a_lock_that_cannot_be_read_is_one_line(tmp_path):
+    (tmp_path / FOLDER / LOCK).mkdir(parents=True)
+    assert (
+        refused(tmp_path, LOCK) == f"{tmp_path / FOLDER / LOCK}: cannot be read (Is a directory); choose another --out"
+    )
+
+
+def test_nothing_is_left_of_a_lock_on_a_full_disk_or_of_an_interruption(tmp_path, monkeypatch):
+    out, take = tmp_path / "out", locks._take
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def interrupted(*arguments):
+        take(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(locks.json, "dumps", full)
+        assert "cannot be written (No space left on device)" in refused(out, LOCK)
+    assert not out.exists()
+    monkeypatch.setattr(locks, "_take", interrupted)
+    with pytest.raises(KeyboardInterrupt), hold(out, [LOCK]):
+        pass
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("reason", ["link", "parent", "never"])
