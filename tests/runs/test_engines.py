@@ -166,7 +166,7 @@ def test_a_worker_whose_parent_was_killed_is_ended_and_writes_no_more(tmp_path):
         (worker.folder / forking.PID).write_text(str(orphan.pid))
         assert worker.ended() == "exit code -9"
         worker.end()
-        assert orphan.wait(timeout=10) == -signal.SIGKILL
+        assert orphan.poll() == -signal.SIGKILL  # at once: the next worker may take its unit
 
 
 FORKS = """

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.forking import CODE, OUTPUT, PID
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.work import TASK, Job
+from hfpatch.runs.locks import birth
 from hfpatch.support.cpu import count_cores
 from hfpatch.training.processes import runs_on_cpu
 
@@ -91,7 +93,10 @@ class ForkedWorker:
         """
         with suppress(OSError, ValueError):
             if not (self.folder / CODE).exists():
-                os.kill(int((self.folder / PID).read_text()), signal.SIGKILL)
+                pid = int((self.folder / PID).read_text())
+                os.kill(pid, signal.SIGKILL)
+                while birth(pid) is not None:  # it writes no more once it is gone
+                    time.sleep(0.01)
 
 
 def _described(code: int, folder: Path) -> str:
