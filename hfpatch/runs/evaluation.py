@@ -24,7 +24,7 @@ from hfpatch.results.cautions import dependence_cautions, document_cautions, flo
 from hfpatch.results.evaluation import EvaluatedVariant, EvaluationResults
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.parts import Comparison, TaskResult
-from hfpatch.runs.folder import check_place
+from hfpatch.runs.folder import check_path
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import EvaluationIdentity
 from hfpatch.runs.variants import ANSWERS, BASE, Variant, Variants, model_variants, patch_variants
@@ -206,7 +206,7 @@ def check_output(output: Path | None, identity: EvaluationIdentity) -> None:
     """
     if output is None:
         return
-    check_place(output, "--output")
+    check_path(output, "--output")
     if not output.is_dir() or not any(output.iterdir()):
         return
     if not (output / IDENTITY).is_file():

@@ -95,7 +95,7 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
             recipe's and ``resume`` is not set.
     """
     remove_leftovers(out)
-    check_place(out, "--out")
+    check_path(out, "--out")
     if not (out / "recipe.yaml").is_file():
         if out.is_dir() and not _is_empty(out):
             raise HfpatchError(f"{out}: is not empty and contains no hfpatch run; choose another --out")
@@ -115,7 +115,7 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
         raise HfpatchError(f"{out}: contains an unfinished run; --resume to continue it, or choose another --out")
 
 
-def check_place(folder: Path, option: str) -> None:
+def check_path(folder: Path, option: str) -> None:
     """Refuse a path where no folder can be.
 
     Args:

@@ -67,11 +67,11 @@ def inspect(
         raise HfpatchError(f"--tokens {tokens}: counts tokens of a text, and there is none; give text with --text")
     base = load_base(model.name, **model.loading)
     require_causal(base.model, model.name)
-    seen = survey(base.model)
-    source, rows = _rows(base, seen.sites[0].hidden_size, text, tokens, data_dir)
+    surveyed = survey(base.model)
+    source, rows = _rows(base, surveyed.sites[0].hidden_size, text, tokens, data_dir)
     batches = batches_of(rows, pad=int(base.tokenizer.pad_token_id or 0))
-    notes = [f"Block {layer} is no attention branch: {why}." for layer, why in seen.skipped.items()]
-    inspection = Inspection(base, patch, seen.sites, patch_summary(base.model), notes=notes)
+    notes = [f"Block {layer} is no attention branch: {why}." for layer, why in surveyed.skipped.items()]
+    inspection = Inspection(base, patch, surveyed.sites, patch_summary(base.model), notes=notes)
     if rows:
         inspection.text = Text(source, len(rows), sum(map(len, rows)))
     if patch is not None:  # first, as one that does not fit is refused at once

@@ -262,10 +262,10 @@ def _variant(
 
 def _diagnostics(folders: Sequence[Path]) -> list[Diagnostic]:
     """Return the means over runs of what f does in each layer, by step."""
-    by_place: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
+    by_layer: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
     for folder in folders:
         for line in DiagnosticsFile(folder / "diagnostics.jsonl").values():
-            by_place.setdefault((line["step"], line["layer"], line["target"]), []).append(line)
+            by_layer.setdefault((line["step"], line["layer"], line["target"]), []).append(line)
     return [
         Diagnostic(
             step=step,
@@ -273,7 +273,7 @@ def _diagnostics(folders: Sequence[Path]) -> list[Diagnostic]:
             target=target,
             **{name: fmean(line[name] for line in lines) for name in ("size", "cosine", "size_beside_x")},
         )
-        for (step, layer, target), lines in by_place.items()
+        for (step, layer, target), lines in by_layer.items()
     ]
 
 

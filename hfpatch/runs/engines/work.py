@@ -118,13 +118,13 @@ class Worker:
 
     def _complete(self, unit: Unit, entry: Entry, file: Path) -> Entry:
         """Complete a unit, from where another worker may have left it; return what has become of it."""
-        job, progress, error, told_at = self.job, Progress(), None, 0.0
+        job, progress, error, written_at = self.job, Progress(), None, 0.0
 
         def tell(event: str, run: str, *arguments: Any) -> None:
-            nonlocal told_at
+            nonlocal written_at
             entry.events[event] = list(arguments)
-            if time.monotonic() - told_at >= TELL_S:
-                told_at = time.monotonic()
+            if time.monotonic() - written_at >= TELL_S:
+                written_at = time.monotonic()
                 with suppress(OSError):  # errors of a full disk are left to the files that must be kept
                     entry.write(file)
 
