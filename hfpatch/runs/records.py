@@ -18,7 +18,7 @@ from hfpatch.results.records import DocumentLosses
 from hfpatch.results.retention import Rewound
 from hfpatch.results.verdicts import LookTaken, PrimaryQuestion
 from hfpatch.support.cpu import MatmulLibrary
-from hfpatch.support.files import hash_values, read_json, temporary_path, write_json
+from hfpatch.support.files import clear_about_writing, hash_values, read_json, temporary_path, write_json
 from hfpatch.training.records import StepRecord
 
 AnyFile = TypeVar("AnyFile", bound="Stored")
@@ -264,8 +264,9 @@ class Entry(Part):
     def write(self, path: Path) -> None:
         """Replace the file at once, without waiting for the disk."""
         temporary = temporary_path(path, "tmp")
-        temporary.write_text(self.model_dump_json(), encoding="utf-8")
-        temporary.replace(path)
+        with clear_about_writing(path):
+            temporary.write_text(self.model_dump_json(), encoding="utf-8")
+            temporary.replace(path)
 
     @property
     def waits(self) -> bool:

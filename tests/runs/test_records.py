@@ -13,6 +13,7 @@ from hfpatch.results.parts import TrainResult
 from hfpatch.results.verdicts import PrimaryQuestion
 from hfpatch.runs.identity import identify_training
 from hfpatch.runs.records import (
+    Entry,
     EvaluationIdentity,
     Identity,
     Looks,
@@ -86,3 +87,8 @@ def test_a_damaged_file_is_one_line(tmp_path, content, reason):
     with pytest.raises(HfpatchError, match=reason) as caught:
         Losses.read(tmp_path / "file.json")
     assert str(tmp_path / "file.json") in str(caught.value)
+
+
+def test_a_queue_that_cannot_be_written_is_one_line(tmp_path):
+    with pytest.raises(HfpatchError, match=r"0.json: cannot be written \(No such file or directory\); free space"):
+        Entry().write(tmp_path / "gone" / "0.json")

@@ -26,6 +26,7 @@ from hfpatch.runs.locks import STALE_S, hold, new_holder, remove_lost
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import Entry
 from hfpatch.runs.train_eval import TrainEvalSession
+from hfpatch.support.files import clear_about_writing
 from hfpatch.training.interruption import Terminated, watch_sigterm
 from hfpatch.training.processes import CPU_ONLY, start_processes
 
@@ -147,8 +148,9 @@ class _Dispatch:
 
     def run(self) -> None:
         """Complete all units that can be."""
-        self.queue.mkdir(parents=True)
-        (self.queue / OPEN).touch()
+        with clear_about_writing(self.queue):
+            self.queue.mkdir(parents=True)
+            (self.queue / OPEN).touch()
         try:
             self._publish()
             self.progress.opened(self.workers.description, self.open)

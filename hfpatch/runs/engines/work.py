@@ -125,7 +125,7 @@ class Worker:
             entry.events[event] = list(arguments)
             if time.monotonic() - written_at >= TELL_S:
                 written_at = time.monotonic()
-                with suppress(OSError):  # errors of a full disk are left to the files that must be kept
+                with suppress(HfpatchError):  # errors of a full disk are left to the files that must be kept
                     entry.write(file)
 
         for event in EVENTS if self.leads else ():
