@@ -1,5 +1,6 @@
 """Engines: whoever works on which unit in whatever order, the numbers are those of one process."""
 
+import itertools
 import os
 import re
 import shutil
@@ -7,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -211,6 +212,41 @@ def test_forked_workers_compute_as_new_processes_do(tmp_path):
     assert [(folder / "code").read_text() for folder in folders] == ["0", "-9", "2", "3"]
 
 
+def session_of(tmp_path, names):
+    """A session whose units take no time to record, and its list of those that were recorded."""
+    runs = [PlannedRun(name, name, {}, 0, tmp_path / name, name) for name in names]
+    units, done = tuple(Unit("train", run, None) for run in runs), []
+    plan = Plan(None, tmp_path, tuple(runs), units)
+    return SimpleNamespace(plan=plan, progress=Progress(), is_due=bool, record=done.append), done
+
+
+class Seats:
+    """Three workers at a time; ``looks`` says after how many looks the one in a seat is seen to have ended, if it does.
+
+    The others complete a unit at each look from the fifth on.
+    """
+
+    settings, threads, most, description = EngineSettings(jobs=3), 1, 3, ""
+
+    def __init__(self, looks):
+        self.looks, self.started = looks, 0
+
+    def start(self, job, seat, slot):
+        self.started += 1
+        looks, last = itertools.count(1), self.looks(seat)
+
+        def ended():
+            look = next(looks)
+            if last is not None:
+                return "exit code -9" if look >= last else None
+            waiting = [file for file in sorted(job.queue.glob("*.json")) if Entry.find(file).waits]
+            if waiting and look >= 5:
+                Entry(attempts=1, seat=seat, ended=True).write(waiting[0])
+            return None
+
+        return SimpleNamespace(ended=ended, end=lambda: None)
+
+
 def test_a_unit_begun_on_another_machine_in_the_last_moment_is_left_unlocked(tmp_path):
     class Ending:
         settings, threads, most, description = EngineSettings(jobs=1), 1, 1, ""
@@ -221,36 +257,45 @@ def test_a_unit_begun_on_another_machine_in_the_last_moment_is_left_unlocked(tmp
             (tmp_path / FOLDER / unit.work_lock).write_text('{"machine": "another", "token": "there"}')
             raise KeyboardInterrupt
 
-    unit = Unit("train", PlannedRun("a", "a", {}, 0, tmp_path / "a", "a"), None)
-    session = SimpleNamespace(plan=Plan(None, tmp_path, (unit.run,), (unit,)), progress=Progress(), is_due=bool)
+    session, _ = session_of(tmp_path, "a")
+    (unit,) = session.plan.units
     with pytest.raises(KeyboardInterrupt):
         Engine(Ending()).execute(session)
     assert list((tmp_path / FOLDER).iterdir()) == []
 
 
-@pytest.mark.parametrize("failed", [2, 3])
-def test_workers_that_end_together_are_one_failed_start(failed, tmp_path):
-    class Together:
-        settings, threads, most, description = EngineSettings(jobs=3), 1, 3, ""
-        started = 0
-
-        def start(self, job, seat, slot):
-            self.started += 1
-            if is_well := seat >= 3 * failed:
-                Entry(attempts=1, seat=seat, ended=True).write(job.queue / f"{slot}.json")
-            return SimpleNamespace(ended=lambda: None if is_well else "exit code -9", end=lambda: None)
-
-    runs = [PlannedRun(name, name, {}, 0, tmp_path / name, name) for name in "abc"]
-    units = tuple(Unit("train", run, None) for run in runs)
-    plan, done, workers = Plan(None, tmp_path, tuple(runs), units), [], Together()
-    session = SimpleNamespace(plan=plan, progress=Progress(), is_due=bool, record=done.append)
-    if failed == 3:
-        with pytest.raises(HfpatchError, match=r"^workers cannot be started \(exit code -9\)$"):
-            Engine(workers).execute(session)
-    else:
+@pytest.mark.parametrize(
+    ("looks", "started", "completed", "outcome"),
+    [
+        (lambda seat: 1 if seat < 6 else None, 9, 3, nullcontext()),  # the first six workers end at once
+        (lambda seat: 1 + seat if seat < 3 else None, 6, 3, nullcontext()),  # three together, seen one by one
+        (lambda seat: None if seat in (0, 2) else 1, 5, 3, pytest.warns(UserWarning, match="those that work")),
+        (lambda seat: 1, 9, 0, pytest.raises(HfpatchError, match=r"^workers cannot be started \(exit code -9\)$")),
+    ],
+)
+def test_three_failed_starts_end_a_command_without_workers(looks, started, completed, outcome, tmp_path):
+    (session, done), workers = session_of(tmp_path, "abc"), Seats(looks)
+    with outcome:
         Engine(workers).execute(session)
-    assert workers.started == 9
-    assert done == ([] if failed == 3 else [*units])
+    assert (workers.started, len(done)) == (started, completed)
+
+
+def test_a_second_interruption_ends_workers_that_still_save(tmp_path):
+    session, _ = session_of(tmp_path, "a")
+    ends = []
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    class AtWork(Seats):
+        def start(self, job, seat, slot):
+            Entry(attempts=1, seat=seat).write(job.queue / "0.json")
+            return SimpleNamespace(ended=interrupt, end=lambda: ends.append(seat))
+
+    with pytest.raises(KeyboardInterrupt):
+        Engine(AtWork(None)).execute(session)
+    assert ends == [0]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import time
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 QUEUE = ".queue"
 TRIES = 3
-"""How often a unit is begun whose workers end before it does: chance ends one twice, hardly three times."""
+"""How often a unit is begun, or a worker started, that ends too early: chance ends one twice, hardly three times."""
 GRACE_S = 8.0
 """How long workers may take to save a checkpoint when the command is interrupted: schedulers kill after ten seconds."""
 SAY_WAITING_S = 60.0
@@ -139,11 +138,11 @@ class _Dispatch:
         self.open = len(self.units)  # neither complete nor failed
         self.failures: list[str] = []
         self.entries: dict[int, Entry] = {}  # of the units in the queue, as they were last read
-        self.seats = itertools.count()
         self.started: dict[int, tuple[int, Worker]] = {}  # workers and their slots, by their seats
         self.reasons: dict[int, str] = {}  # how workers ended, by their seats
         self.last_used = -1  # the last seat whose worker has begun a unit
-        self.last_ended: list[int] = []  # the last seat of the workers that ended together, each time that some did
+        self.last_failed = -1  # the last seat that had a worker when a start was seen to have failed
+        self.failed_starts = 0  # one after the other
         self.waiting_since = time.monotonic()
 
     def run(self) -> None:
@@ -170,7 +169,7 @@ class _Dispatch:
             (self.queue / OPEN).unlink(missing_ok=True)
             deadline, at_work = time.monotonic() + GRACE_S, {entry.seat for entry in self.entries.values()}
             leaving = [worker for seat, (_, worker) in self.started.items() if seat in at_work]
-            with suppress(Exception):  # Ray may be gone
+            with suppress(Exception, KeyboardInterrupt):  # Ray may be gone; whoever interrupts twice does not wait
                 while time.monotonic() < deadline and any(worker.ended() is None for worker in leaving):
                     time.sleep(PAUSE_S)
             for _, worker in self.started.values():
@@ -209,14 +208,20 @@ class _Dispatch:
         for seat in ended:
             self.started.pop(seat)[1].end()
         self.reasons |= ended
-        if ended:  # together, as by the end of the process that forked them: one start has failed, or none
-            self.last_ended.append(max(ended))
-            if sum(seat > self.last_used for seat in self.last_ended) >= TRIES:
-                raise HfpatchError(f"workers cannot be started ({ended[max(ended)]})")
+        next_seat = len(self.started) + len(self.reasons)
+        # What ends workers that were started before it is one failed start, seen at one look or at several
+        if max(ended, default=-1) > max(self.last_used, self.last_failed):
+            self.last_failed, self.failed_starts = next_seat - 1, self.failed_starts + 1
+            if self.failed_starts == TRIES and self.started:
+                text = f"workers cannot be started ({ended[max(ended)]}), so those that work complete the runs"
+                warnings.warn(text, stacklevel=2)
         most = min(self.workers.most, self.open) if self.workers.most else len(self.entries)
+        if self.failed_starts >= TRIES:
+            if not self.started:
+                raise HfpatchError(f"workers cannot be started ({self.reasons[max(self.reasons)]})")
+            most = 0
         free = sorted(set(range(most)) - {slot for slot, _ in self.started.values()})
-        for slot in free[: max(0, most - len(self.started))]:
-            seat = next(self.seats)
+        for seat, slot in enumerate(free[: max(0, most - len(self.started))], start=next_seat):
             self.started[seat] = slot, self.workers.start(self.job, seat, slot)
         if not all(entry.waits for entry in self.entries.values()):
             self.waiting_since = time.monotonic()
@@ -230,7 +235,9 @@ class _Dispatch:
         entry, name, shown = Entry.find(file) or before, unit.run.name, before.events
         self.entries[number] = entry
         if entry.attempts > before.attempts:
-            self.last_used, shown = max(self.last_used, entry.seat), {}
+            shown = {}
+            if entry.seat > self.last_used:
+                self.last_used, self.failed_starts = entry.seat, 0
             self.progress.placed(name, unit.action, entry.node)
         if not entry.ended and entry.seat not in (-1, *self.started):
             reason = self.reasons[entry.seat]
