@@ -305,7 +305,7 @@ def keys_page():
 
 COMMANDS_HEADER = """# Commands
 
-Every command and option; `hfpatch COMMAND --help` prints the same. `make reference` writes this page from the command
+Every command and option; `hfpatch COMMAND --help` prints its own. `make reference` writes this page from the command
 line itself; a test compares them. `hfpatch --version` prints the version, and `hfpatch --install-completion` lets bash,
 zsh, fish or PowerShell complete commands and options.
 """
