@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 import torch
@@ -10,6 +11,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import Group, LoopSettings, group_of
+
+_NORM_OR_BIAS = re.compile(r"(^|[._])(layer|rms)?norm\d*([._]|$)|bias[^.]*$")
 
 
 def trainable_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -31,19 +34,21 @@ def cast_trainables(
 def build_optimizer(model: torch.nn.Module, settings: LoopSettings) -> torch.optim.AdamW:
     """AdamW over the trainable parameters; weight decay on matrices and embeddings, never on norms and biases.
 
-    Each tensor group has the learning rate that the settings give it, see :mod:`hfpatch.recipes.training`.
+    Norms and biases are vectors, and tensors of more dimensions with these names: gains by head, biases by expert. Each
+    tensor group has the learning rate that the settings give it, see :mod:`hfpatch.recipes.training`.
     """
-    by_group: dict[Group, list[torch.nn.Parameter]] = {}
+    by_group: dict[tuple[Group, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in trainable_parameters(model).items():
-        by_group.setdefault(group_of(name), []).append(parameter)
-    groups = []
-    for group, tensors in by_group.items():
-        lr = settings.learning_rates.get(group, settings.lr)
-        matrices = [tensor for tensor in tensors if tensor.ndim >= 2]
-        vectors = [tensor for tensor in tensors if tensor.ndim < 2]
-        groups.append({"params": matrices, "weight_decay": settings.weight_decay, "lr": lr})
-        groups.append({"params": vectors, "weight_decay": 0.0, "lr": lr})
-    groups = [group for group in groups if group["params"]]
+        decays = parameter.ndim >= 2 and not _NORM_OR_BIAS.search(name)
+        by_group.setdefault((group_of(name), decays), []).append(parameter)
+    groups = [
+        {
+            "params": parameters,
+            "weight_decay": settings.weight_decay if decays else 0.0,
+            "lr": settings.learning_rates.get(group, settings.lr),
+        }
+        for (group, decays), parameters in by_group.items()
+    ]
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=1e-8, fused=True)
 
 

@@ -72,9 +72,14 @@ def test_each_tensor_group_has_its_own_learning_rate():
 def test_groups_that_do_not_exist_and_weight_decay_on_matrices_only():
     with pytest.raises(ValueError, match="learning_rates"):
         TrainingSettings(learning_rates={"pre_projektion": 1e-3})
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Embedding(3, 4))
-    model[2].weight.requires_grad_(False)
+    model = torch.nn.Module()
+    model.proj, model.frozen = torch.nn.Linear(4, 4), torch.nn.Embedding(3, 4).requires_grad_(False)
+    model.wte, model.preproj_up = torch.nn.Embedding(3, 4), torch.nn.ModuleDict({"normal": torch.nn.Linear(4, 4)})
+    model.ln, model.q_norm = torch.nn.LayerNorm(4), torch.nn.LayerNorm((2, 4))  # a gain for each head
+    model.down_proj_bias = torch.nn.Parameter(torch.zeros(2, 4))  # of two experts
     optimizer = build_optimizer(model, PretrainSettings(weight_decay=0.3, betas=(0.8, 0.9)))
     decay = {id(value): group["weight_decay"] for group in optimizer.param_groups for value in group["params"]}
-    assert decay == {id(value): 0.3 if value.ndim == 2 else 0.0 for value in model.parameters() if value.requires_grad}
+    decayed = {"proj.weight", "wte.weight", "preproj_up.normal.weight"}
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    assert decay == {id(value): 0.3 if name in decayed else 0.0 for name, value in trained.items()}
     assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.9)}
