@@ -63,11 +63,11 @@ def _is_on_cuda() -> bool:
 
 
 def _from_status(name: str) -> int | None:
-    """Return an entry of Linux's process status in bytes; None on other systems."""
+    """Return an entry of Linux's process status in bytes; None where there is none, as on other systems."""
     if not _STATUS.exists():
         return None
     lines = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="utf-8").splitlines() if ":" in line)
-    return int(lines[name].split()[0]) * 1024
+    return int(lines[name].split()[0]) * 1024 if name in lines else None
 
 
 def flops_per_token(model: PreTrainedModel) -> float:

@@ -39,6 +39,12 @@ def test_on_the_cpu_of_a_machine_with_gpus_memory_is_that_of_the_process(monkeyp
     assert peak_memory_bytes() > 0
 
 
+def test_a_status_without_a_peak_leaves_that_to_the_system(monkeypatch, tmp_path):
+    (tmp_path / "status").write_text("Name:\tpython\nVmRSS:\t 2048 kB\n")  # as sandboxes have it
+    monkeypatch.setattr("hfpatch.training.hardware._STATUS", tmp_path / "status")
+    assert resident_memory_bytes() == 2048 * 1024 < peak_memory_bytes()
+
+
 def test_the_rate_is_measured_once_and_bounds_the_speed():
     state = PartialState()
     rate = matrix_rate(torch.device("cpu"), torch.float32)
