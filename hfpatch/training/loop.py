@@ -87,7 +87,7 @@ def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
 
     All of that is undone afterwards. The first process chooses the library of matrix products for all.
     """
-    training = model.training
+    modes = {module: module.training for module in model.modules()}
     if run.settings.gradient_checkpointing:
         switch_checkpointing(model, on=True)
     try:
@@ -103,7 +103,8 @@ def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
         if run.settings.gradient_checkpointing:
             switch_checkpointing(model, on=False)
         model.zero_grad(set_to_none=True)
-        model.train(training)
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def switch_checkpointing(model: PreTrainedModel, *, on: bool) -> None:

@@ -84,6 +84,8 @@ def test_only_what_is_trained_changes_in_float32(patched, blocks, tmp_path, dtyp
     model = patched(dtype=dtype)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     use_cache = model.config.use_cache
+    model.get_output_embeddings().train()  # the others are in evaluation mode
+    modes = [module.training for module in model.modules()]
     run(model, blocks, tmp_path)
     trained = trainables(model)
     assert {value.dtype for value in trained.values()} == {torch.float32}
@@ -91,7 +93,7 @@ def test_only_what_is_trained_changes_in_float32(patched, blocks, tmp_path, dtyp
         kept = value.dtype is before[name].dtype and torch.equal(value, before[name])
         assert kept is (name not in trained), name
     assert model.config.use_cache is use_cache
-    assert not model.training
+    assert [module.training for module in model.modules()] == modes
     assert all(value.grad is None for value in model.parameters())
 
 
