@@ -126,12 +126,13 @@ def _files(path: Path, settings: DataSettings) -> Corpus:
 
 
 def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[Document]:
-    """Yield the documents of a corpus that have at least ``min_characters``, at most ``max_documents``.
+    """Yield the documents of a corpus that have text, and ``min_characters`` of it, at most ``max_documents``.
 
     Raises:
         HfpatchError: if there is none.
     """
-    long_enough = (document for document in corpus.read() if len(document.text.strip()) >= settings.min_characters)
+    with_text = (document for document in corpus.read() if document.text)
+    long_enough = (document for document in with_text if len(document.text.strip()) >= settings.min_characters)
     count = 0
     for document in islice(long_enough, settings.max_documents):
         count += 1
