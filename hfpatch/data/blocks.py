@@ -160,6 +160,12 @@ class TokenBlocks:
         """Tokens in all rows, padding not counted."""
         return int(self.sizes.sum())
 
+    @property
+    def largest_id(self) -> int:
+        """The largest token id; all rows are read for it."""
+        arrays = self.rows.arrays if isinstance(self.rows, JoinedRows) else [self.rows]
+        return max(int(array.max()) for array in arrays)
+
     def count_tokens(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
         """Tokens in the rows with these indices, padding not counted."""
         return sum(int(self.sizes[self._pieces(int(index))].sum()) for index in indices)

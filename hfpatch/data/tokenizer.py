@@ -143,8 +143,7 @@ class ByteCounter:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._special |= set(tokenizer.all_special_ids)
+        self._special = special_ids(tokenizer)
         # Of a byte-level vocabulary alone: elsewhere these characters stand for themselves.
         halves = (letter for letter in _BYTES if tokenizer.convert_tokens_to_string([letter]) == "\ufffd")
         self._letters = dict.fromkeys(map(ord, halves), "A")
@@ -161,17 +160,31 @@ class ByteCounter:
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Refuse a tokenizer without tokens of its own, or with tokens that have no embedding."""
+    """Refuse a tokenizer without tokens of its own, or with tokens that have no embedding.
+
+    Special tokens, which plain text does not give, may have none: Gemma 3 1B has none for ``<image_soft_token>``.
+    """
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise HfpatchError(
             "the tokenizer has only special tokens, like the one that transformers creates if the model's folder has "
             "none; save the model's own tokenizer in that folder"
         )
-    rows = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
+    rows, largest = embeddings_of(model), max(set(tokenizer.get_vocab().values()) - special_ids(tokenizer))
+    if largest >= rows:
         raise HfpatchError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model {rows} embeddings; use the model's own tokenizer"
+            f"the tokenizer has ids up to {largest} and the model {rows} embeddings; use the model's own tokenizer"
         )
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids of the tokens that are not text."""
+    added = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return added.union(tokenizer.all_special_ids)
+
+
+def embeddings_of(model: Any) -> int:
+    """Return for how many ids a model has embeddings."""
+    return int(model.get_input_embeddings().weight.shape[0])
 
 
 def join_rows(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> TokenStream:
@@ -202,14 +215,16 @@ def largest_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return 64 hex digits that change when the ids of some text do.
 
-    It covers vocabulary, rules and special tokens, but not padding and truncation, which callers change.
+    It covers vocabulary, rules and special tokens, but not padding and truncation, which callers change. Of a tokenizer
+    without a backend in Rust the rules are its code, and not covered.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
     if backend is not None:
         rules = {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
     special = {name: token for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
-    return hash_values([rules, special])
+    split = [True] if getattr(tokenizer, "split_special_tokens", False) else []  # special tokens in the text
+    return hash_values([rules, special, *split])
 
 
 def identify_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:

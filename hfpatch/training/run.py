@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.packing import packing_obstacle
 from hfpatch.data.plan import BatchPlan
+from hfpatch.data.tokenizer import embeddings_of
 from hfpatch.errors import HfpatchError
 from hfpatch.models.paths import query_paths_with_f
 from hfpatch.nn.nonlinear import HiddenProjection
@@ -150,14 +151,19 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
 
 
 def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
-    """Refuse blocks that are longer than the model's context, or whose packed documents it cannot keep apart."""
+    """Refuse blocks beyond the model's context or embeddings, or whose packed documents it cannot keep apart."""
     check_context(model, blocks, held_out)
-    texts = [text for text in (blocks, held_out) if text is not None and text.layout == "packed"]
-    packed = [text.block_size for text in texts if len(text.sizes) > len(text)]
+    texts, rows = [text for text in (blocks, held_out) if text is not None], embeddings_of(model)
+    if (largest := max(text.largest_id for text in texts)) >= rows:
+        raise HfpatchError(
+            f"the text has the token {largest}, and the model only {rows} embeddings; leave out the documents with "
+            "that special token, or use a model that has it"
+        )
+    packed = [text.block_size for text in texts if text.layout == "packed" and len(text.sizes) > len(text)]
     if packed and (why := packing_obstacle(model, max(packed))):
         raise HfpatchError(
-            f"{model.config.model_type}: this model cannot keep packed documents apart: {why}; set the layout of "
-            "the text (data.layout, evaluation_data.layout) to padded"
+            f"{model.config.model_type}: this model cannot keep packed documents apart: {why}; set data.layout=padded "
+            "(evaluation_data.layout where that text is packed)"
         )
 
 

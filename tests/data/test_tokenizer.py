@@ -1,6 +1,7 @@
 from itertools import combinations
 
 import pytest
+import torch
 from data.conftest import with_start
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hfpatch.data.tokenizer import (
     END_OF_TEXT,
     ByteCounter,
+    check_tokenizer,
     hash_tokenizer,
     start_of_document,
     tokenize_in_parts,
@@ -31,9 +33,23 @@ def test_size_and_end_of_text(tokenizer):
 def test_the_same_text_gives_the_same_tokenizer_also_after_saving(tokenizer, texts, tmp_path):
     assert hash_tokenizer(train_tokenizer(texts, 300)) == hash_tokenizer(tokenizer)
     assert hash_tokenizer(train_tokenizer(texts, 290)) != hash_tokenizer(tokenizer)
+    split = with_start(tokenizer, template=None)
+    before, split.split_special_tokens = hash_tokenizer(split), True
+    assert split("a<|endoftext|>")["input_ids"] != tokenizer("a<|endoftext|>")["input_ids"]
+    assert hash_tokenizer(split) != before
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert loaded("the blue lamp")["input_ids"] == tokenizer("the blue lamp")["input_ids"]
+
+
+def test_tokens_without_an_embedding_are_refused_but_for_special_ones(tokenizer):
+    model = torch.nn.Embedding(300, 2)
+    model.get_input_embeddings = lambda: model
+    check_tokenizer(model, tokenizer)
+    check_tokenizer(model, with_start(tokenizer, "<image_soft_token>", template=None))
+    gaps = Tokenizer(WordLevel({END_OF_TEXT: 0, "mill": 300}))
+    with pytest.raises(HfpatchError, match="the tokenizer has ids up to 300 and the model 300 embeddings"):
+        check_tokenizer(model, PreTrainedTokenizerFast(tokenizer_object=gaps, eos_token=END_OF_TEXT))
 
 
 @given(

@@ -203,7 +203,7 @@ def test_a_larger_limit_scores_only_new_documents(folder, tmp_path):
         ("copy", "copy is the same model as a"),
         ("broken", "broken' cannot be loaded"),
         ("missing", "missing' does not exist"),
-        ("mute", "mute: the tokenizer has 400 tokens and the model 300 embeddings"),
+        ("mute", "mute: the tokenizer has ids up to 399 and the model 300 embeddings"),
     ],
 )
 def test_models_that_cannot_be_compared_are_refused_before_any_is_scored(

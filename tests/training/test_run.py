@@ -60,6 +60,12 @@ def test_blocks_longer_than_the_context_are_refused_before_anything_is_written(t
     check_blocks(base("bloom"), make_blocks(layout="stream"))  # without a limit
 
 
+def test_a_text_with_a_token_that_the_model_has_not_is_refused(base):
+    for texts in ((make_blocks(vocabulary=90), None), (make_blocks(), make_blocks(vocabulary=90))):
+        with pytest.raises(HfpatchError, match=r"the text has the token \d\d, and the model only 64 embeddings"):
+            check_blocks(base("gpt2"), *texts)
+
+
 @pytest.mark.parametrize("others", ["padded", "stream"])
 def test_packed_documents_that_a_model_cannot_keep_apart_are_not_measured_either(base, others):
     blocks, packed = make_blocks(layout=others), make_blocks()
