@@ -24,6 +24,7 @@ def _section(section: doc.Section, prefix: str) -> Iterator[str]:
     yield f"## {escape(section.title)}"
     for block in section.blocks:
         if isinstance(block, doc.Table) and all(row.page_only for row in block.rows):
+            yield escape(block.caption)  # which says where the rows are
             continue
         if title := getattr(block, "title", "") if getattr(block, "heading", True) else "":
             yield "" if isinstance(block, doc.Figure) else f"### {escape(title)}"

@@ -3,6 +3,7 @@ from html.parser import HTMLParser
 import pytest
 from markdown_it import MarkdownIt
 from reporting.conftest import document_of
+from reporting.ten_methods import ten_methods
 
 from hfpatch.reporting.markdown import markdown
 from hfpatch.support.markup import block, escape, table
@@ -57,6 +58,13 @@ def test_tables_are_whole_links_lead_to_data_and_headings_are_the_reports_own(pa
         *("Scores", "Methods", "Protocol and provenance", "Environment", "Cite"),
     ]
     assert not [token for token in tokens if token.type == "ordered_list_open"]
+
+
+def test_a_table_whose_rows_are_on_the_page_alone_says_so(build):
+    text = written(build(ten_methods(), curves=False))
+    section = text[text.index("## Paired differences") : text.index("## Scores")]
+    assert "In Markdown are left out: 45 that the answer has" in section
+    assert "|" not in section
 
 
 @pytest.mark.parametrize(
