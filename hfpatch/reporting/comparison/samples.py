@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from hfpatch.errors import listed
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.records import TaskValues, read_lines, read_values
@@ -72,19 +73,19 @@ def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
     others = [name for name in results.methods if name != results.baseline]
     limit = max(_FEWEST, min(_MOST, _LISTED // max(1, len(others) * len(results.tasks))))
     sides: list[Sides] = []
-    missing: list[str] = []
     runs = run_dir / "runs"
     names = [path for path in sorted(runs.iterdir()) if path.is_dir()] if runs.is_dir() else []
     folders = {path.name: sorted(path.glob("seed-*/evaluations")) for path in names}
     bases: dict[str, _Run] = {}
     shown = [task for task in results.tasks if task != HELD_OUT]  # whose records have no text
-    for task in shown if results.baseline is not None and folders else ():
+    if results.baseline is None or not folders:
+        shown = []
+    for task in shown:
         base_runs = (_Run(path) for path in folders.get(results.baseline or "", []))
-        base = next((run for run in base_runs if run.records(task)), None)
-        if base is None:
-            missing.append(f"{task}: no record of the baseline's documents, so none that changed sides can be shown.")
-        else:
+        if (base := next((run for run in base_runs if run.records(task)), None)) is not None:
             bases[task] = base
+    absent = [task for task in shown if task not in bases]
+    missing = f"No record of the baseline's documents of {listed(absent)}, so none that changed sides can be shown."
     for method in others:
         runs_of_method = [_Run(path) for path in folders.get(method, [])]
         compared = (_sides(method, task, results, base, runs_of_method, limit) for task, base in bases.items())
@@ -102,7 +103,7 @@ def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
                 if name not in metrics[side.task] and name not in _IDENTITY:
                     text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
                     fields[key][printable(str(name))] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-    return Samples(tuple(sides), documents, tuple(missing))
+    return Samples(tuple(sides), documents, (missing,) if absent else ())
 
 
 @dataclass

@@ -77,7 +77,8 @@ def test_without_the_baselines_records_the_task_is_named(run_dir, results):
     write(run_dir, "lora", 0, "tinyworld_cloze", answers({1}))
     samples = read_samples(run_dir, results)
     assert samples.sides == ()
-    assert samples.missing[0].startswith("tinyworld_cloze: no record of the baseline's documents")
+    (sentence,) = samples.missing
+    assert sentence.startswith("No record of the baseline's documents of tinyworld_cloze, ")
     assert read_samples(run_dir / "nowhere", results).sides == ()
 
 
