@@ -120,7 +120,7 @@ def _question_table(forecast: Forecast) -> Table:
         title = f"{asked.method} against {asked.other}" if asked.question == "gain" else f"{asked.method} keeps"
         source = f"{asked.metric}, assumed" if asked.is_assumed else "no variance to go by"
         if asked.like is not None and asked.like != (asked.method, asked.other):
-            source = f"as {asked.like[0]} against {asked.like[1]}"
+            source = f"{asked.metric}, as {asked.like[0]} against {asked.like[1]}"
         elif asked.like is not None:
             source = f"{asked.metric}, {count(asked.seeds)} seeds"
         undecidable = asked.margin is not None and (asked.like is not None or asked.is_assumed)
