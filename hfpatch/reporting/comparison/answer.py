@@ -82,22 +82,20 @@ def lead(results: ComparisonResults) -> str:
     loras = [verdict for verdict in verdicts if are_loras(results, [verdict.other])]
     verdicts = loras or verdicts  # a question may ask about controls, too
     task, other = task_text(verdicts[0].task), others_text(results, verdicts)
-    names = {tone: [verdict.method for verdict in verdicts if verdict.tone == tone] for tone in _TONES}
-    if other == ANOTHER:
-        other = "what it is compared with"
-    if names["better"] and other == "what it is compared with":
-        sentence = (
-            f"On {task}, {listed([f'{pair.method} beats {pair.other}' for pair in verdicts if pair.tone == 'better'])}."
-        )
-    elif better := names["better"]:
+    better, tones = [pair for pair in verdicts if pair.tone == "better"], {verdict.tone for verdict in verdicts}
+    than = "what it is compared with" if other == ANOTHER else other
+    if better and other == ANOTHER:
+        sentence = f"On {task}, {listed([f'{pair.method} beats {pair.other}' for pair in better])}."
+    elif better:
         beat = "beat" if len(better) > 1 else "beats"
-        sentence = f"On {task}, {names_text(better, results.others, results.noun)} {beat} {other}."
-    elif len(names["not tested"]) == len(verdicts):
+        names = names_text([pair.method for pair in better], results.others, results.noun)
+        sentence = f"On {task}, {names} {beat} {other}."
+    elif tones == {"not tested"}:
         sentence = f"On {task} nothing was tested{_why(verdicts)}."
-    elif len(names["worse"]) == len(verdicts) > 1:
-        sentence = f"On {task} every {results.noun} that was asked about is worse than {other}."
+    elif tones == {"worse"} and len(verdicts) > 1:
+        sentence = f"On {task} every {results.noun} that was asked about is worse than {than}."
     else:
-        sentence = f"On {task} no {results.noun} is shown to be better than {other}."
+        sentence = f"On {task} no {results.noun} is shown to be better than {than}."
     gains = {
         name: gain.difference
         for name in results.others
@@ -111,11 +109,11 @@ def lead(results: ComparisonResults) -> str:
         between = (
             results.verdict(*pair) for pair in ((most, verdicts[0].task, second), (second, verdicts[0].task, most))
         )
-        tones = [made.tone for made in between if made is not None]
+        tones = {made.tone for made in between if made is not None}
         sentence += f" {most} gains most over {results.baseline}, with {size} parameters"
-        if not {"better", "worse"} & {*tones}:
-            not_tested = {*tones} <= {"not tested"}
-            sentence += "; its lead was not tested" if not_tested else f"; its lead over {second} is not shown"
+        if not tones & {"better", "worse"}:
+            untested = tones <= {"not tested"}
+            sentence += "; its lead was not tested" if untested else f"; its lead over {second} is not shown"
         sentence += "."
     return sentence
 

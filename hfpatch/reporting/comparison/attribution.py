@@ -75,21 +75,21 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
         made = [results.verdict(name, task, results.baseline) for task in tasks]  # numbers: table of differences
         cells = [NOTHING if verdict is None else verdict_text(results, verdict) for verdict in made]
         rows.append(Row((name, "all", *cells), strong=True))
-        known_shares: dict[str, list[tuple[str, Share]]] = {}
+        shares_by_task: dict[str, list[tuple[str, Share]]] = {}
         for control, keeps in controls.items():
             shares = {task: share(results, name, control, task) for task in tasks}
             cells = [NOTHING if reached is None else str(reached) for reached in shares.values()]
             rows.append(Row((control, keeps, *cells)))
             for task, reached in shares.items():
                 if reached is not None:
-                    known_shares.setdefault(task, []).append((keeps, reached))
+                    shares_by_task.setdefault(task, []).append((keeps, reached))
         # one sentence, of the first task on which a share is known
-        where = next((task for task in tasks if task in known_shares), None)
+        where = next((task for task in tasks if task in shares_by_task), None)
         if where is None:
             why = f"is shown to be better than {results.baseline} on no task that its controls were tested on too"
             findings.append(Finding(name, f"{why}, so which part carries its effect cannot be told.", "not tested"))
             continue
-        ranked = sorted(known_shares[where], key=lambda pair: -pair[1].value)
+        ranked = sorted(shares_by_task[where], key=lambda pair: -pair[1].value)
         most = [(keeps, reached) for keeps, reached in ranked if reached.low > _HALF]
         tone: Tone = "better" if most else "not tested"
         if len(most) == 1:
