@@ -38,11 +38,11 @@ class Clock:
 
 
 def provenance(clock: Clock) -> dict[str, Any]:
-    """Return the provenance of a result as JSON values."""
+    """Return the provenance of a result as JSON values; the device is the first accelerator of this machine."""
     import torch
 
     commit, dirty = checkout_state()
-    cuda = torch.cuda.is_available()
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     return {
         "commit": commit,
         "dirty": dirty,
@@ -52,7 +52,7 @@ def provenance(clock: Clock) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
         "processor": processor(),
-        "device": torch.cuda.get_device_name(0) if cuda else "cpu",
+        "device": torch.cuda.get_device_name(0) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "versions": installed_versions(),
     }

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from hfpatch.support.provenance import Clock, checkout_state, command_line, installed_versions, processor, provenance
@@ -57,3 +58,11 @@ def test_provenance_is_complete_and_time_adds_up():
     assert facts["threads"] == torch.get_num_threads()
     of_run = {"commit", "dirty", "command", "started", "wall_s", "threads", "versions"}
     assert set(facts) == of_run | {"python", "processor", "platform", "device"}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(None, "cpu"), ("mps", "mps"), ("cuda", "NVIDIA H100")])
+def test_the_device_is_the_accelerator_of_the_machine(monkeypatch, kind, name):
+    device = kind and torch.device(kind)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: device)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100")
+    assert provenance(Clock())["device"] == name
