@@ -128,7 +128,7 @@ def _fast(stock: _Attention) -> _Attention:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     attend = partial(_attend, stock, stock is sdpa_attention_forward)
-    seen: deque[tuple[Tensor, tuple[list[list[int]], int | None] | None]] = deque(maxlen=2)  # layers share masks
+    layouts: deque[tuple[Tensor, tuple[list[list[int]], int | None] | None]] = deque(maxlen=2)  # layers share masks
 
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
@@ -148,9 +148,9 @@ def _fast(stock: _Attention) -> _Attention:
             and query.shape[2] == key.shape[2]
             and all(options.get(name) is None for name in ("is_causal", "position_bias", "cache"))
         ):  # attention depends on the mask alone
-            if all(mask is not attention_mask for mask, _ in seen):
-                seen.append((attention_mask, read_mask(attention_mask)))
-            layout = next(cached for mask, cached in seen if mask is attention_mask)
+            if all(mask is not attention_mask for mask, _ in layouts):
+                layouts.append((attention_mask, read_mask(attention_mask)))
+            layout = next(cached for mask, cached in layouts if mask is attention_mask)
         if layout is None or attention_mask is None:
             return attend(module, query, key, value, attention_mask, None, **options), None
         lengths, window = layout

@@ -70,21 +70,21 @@ def observed(model: nn.Module, observe: Callable[[PathOutput], None]) -> Iterato
         observe: called once for each path and forward pass.
     """
 
-    def remember(seen: dict[str, Tensor], name: str, module: nn.Module, args: Any, output: Tensor) -> None:
-        seen[name] = output
+    def remember(outputs: dict[str, Tensor], name: str, module: nn.Module, args: Any, output: Tensor) -> None:
+        outputs[name] = output
 
-    def report(seen: dict[str, Tensor], query: QueryPath, module: nn.Module, args: Any, output: Tensor) -> None:
+    def report(outputs: dict[str, Tensor], query: QueryPath, module: nn.Module, args: Any, output: Tensor) -> None:
         x = args[0]
-        observe(PathOutput(query.at, query.target, x, seen.pop("f"), seen.pop("anchor", x)))
+        observe(PathOutput(query.at, query.target, x, outputs.pop("f"), outputs.pop("anchor", x)))
 
     with ExitStack() as hooks:
         for query in query_paths_with_f(model):
             f: Any = query.path.f
             is_matrix = isinstance(query.path, IdentityAnchoredQuery) and query.path.is_linear
             last: nn.Module = f if is_matrix else f.norm_out  # whose output is f(x), whether W_1 is fused or not
-            seen = dict[str, Tensor]()
-            hooks.callback(last.register_forward_hook(partial(remember, seen, "f")).remove)
+            outputs = dict[str, Tensor]()
+            hooks.callback(last.register_forward_hook(partial(remember, outputs, "f")).remove)
             if isinstance(query.path, WeightAnchoredQuery):
-                hooks.callback(query.path.anchor.register_forward_hook(partial(remember, seen, "anchor")).remove)
-            hooks.callback(query.projection.register_forward_hook(partial(report, seen, query)).remove)
+                hooks.callback(query.path.anchor.register_forward_hook(partial(remember, outputs, "anchor")).remove)
+            hooks.callback(query.projection.register_forward_hook(partial(report, outputs, query)).remove)
         yield

@@ -68,13 +68,13 @@ class SoftmaxMode(TorchFunctionMode):
             return self._dot_product(*args, **kwargs)
         out = func(*args, **kwargs)
         if name == "softmax":
-            return self._seen(args[0] if args else kwargs["input"], out)
+            return self._record(args[0] if args else kwargs["input"], out)
         if name == "logsumexp":
             self._exponents = args[0]
-            return self._seen(args[0], out)
+            return self._record(args[0], out)
         if name == "exp" and self._exponents is not None and out.shape == self._exponents.shape:
             scores, self._exponents = self._exponents, None
-            return self._seen(scores, out)
+            return self._record(scores, out)
         return out
 
     def _begin(self, path: str, module: nn.Module, args: Any) -> None:
@@ -86,7 +86,7 @@ class SoftmaxMode(TorchFunctionMode):
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         self._inside = ""
 
-    def _seen(self, scores: Tensor, weights: Tensor) -> Tensor:
+    def _record(self, scores: Tensor, weights: Tensor) -> Tensor:
         if self._first:
             self.scores[self._inside].append(scores.detach().float())
             self.weights[self._inside].append(weights.detach())
@@ -114,7 +114,7 @@ class SoftmaxMode(TorchFunctionMode):
         if attn_mask is not None:
             boolean = attn_mask.dtype == torch.bool
             masked = masked.masked_fill(~attn_mask, -torch.inf) if boolean else masked + attn_mask
-        return self._seen(scores, masked.softmax(-1).nan_to_num().to(value.dtype)) @ value
+        return self._record(scores, masked.softmax(-1).nan_to_num().to(value.dtype)) @ value
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class _Listing:
     """A line for each reached function, class and constant; the set of lines does not depend on the order."""
 
     def __init__(self, roots: list[Any]) -> None:
-        self._left, self._seen, self._open = list(roots), set[int](), set[int]()
+        self._left, self._visited, self._open = list(roots), set[int](), set[int]()
         homes = {module_of(root) for root in roots} - {"builtins"}
         self._homes = {home for home in homes if home.partition(".")[0] not in _LIBRARIES}
         self._packages = {home.partition(".")[0] for home in self._homes} - set(PACKAGES) - sys.stdlib_module_names
@@ -79,9 +79,9 @@ class _Listing:
     def lines(self) -> Iterator[str]:
         while self._left:
             value = self._left.pop()
-            if id(value) in self._seen:
+            if id(value) in self._visited:
                 continue
-            self._seen.add(id(value))
+            self._visited.add(id(value))
             followed = self._is_followed(value)
             if followed and isinstance(value, type | FunctionType):
                 self._scan(value)

@@ -28,12 +28,12 @@ class Kept:
 
     Args:
         values: of the last positions.
-        seen: how many positions there have been.
+        count: how many positions there have been.
         steps: how many the method looks back.
     """
 
     values: Tensor
-    seen: int
+    count: int
     steps: int
 
 
@@ -55,12 +55,12 @@ class Remembering:
         removed = -tokens_to_remove if before is None else before - (length_of(self) or 0)
         for kept in self.kept.values():
             left = max(0, kept.values.shape[1] - removed)
-            if left < min(kept.steps, kept.seen - removed):
+            if left < min(kept.steps, kept.count - removed):
                 raise HfpatchError(
                     f"a cache cannot take back {removed} tokens: a method looks back {kept.steps} positions, of which "
                     f"only {left} are kept; start again with an empty cache"
                 )
-            kept.values, kept.seen = kept.values[:, :left], kept.seen - removed
+            kept.values, kept.count = kept.values[:, :left], kept.count - removed
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the rows for beam search."""
@@ -144,13 +144,13 @@ class Row:
         """Return the values before this call, at most ``steps``; the cache then keeps those of this call too."""
         if slot not in self.before:
             kept = self.layer.kept.get(slot) or Kept(value[:, :0], 0, steps)
-            if self.past is not None and kept.seen != self.past:
+            if self.past is not None and kept.count != self.past:
                 raise HfpatchError(
-                    f"{slot}: the cache holds {self.past} tokens, of which the method has seen {kept.seen}; it looks "
+                    f"{slot}: the cache holds {self.past} tokens, of which the method has seen {kept.count}; it looks "
                     "back, so start with an empty cache, without prefix tuning"
                 )
             values = torch.cat([kept.values.to(value), value], 1)[:, -(steps + max(value.shape[1], MARGIN)) :]
-            self.layer.kept[slot] = Kept(values, kept.seen + value.shape[1], steps)
+            self.layer.kept[slot] = Kept(values, kept.count + value.shape[1], steps)
             self.before[slot] = kept.values[:, max(0, kept.values.shape[1] - steps) :].to(value)
         return self.before[slot]
 
