@@ -148,9 +148,11 @@ def _fast(stock: _Attention) -> _Attention:
             and query.shape[2] == key.shape[2]
             and all(options.get(name) is None for name in ("is_causal", "position_bias", "cache"))
         ):  # attention depends on the mask alone
-            if all(mask is not attention_mask for mask, _ in layouts):
-                layouts.append((attention_mask, read_mask(attention_mask)))
-            layout = next(cached for mask, cached in layouts if mask is attention_mask)
+            read = [layout for mask, layout in [*layouts] if mask is attention_mask]  # a copy: threads add theirs
+            if not read:
+                read.append(read_mask(attention_mask))
+                layouts.append((attention_mask, read[0]))
+            layout = read[0]
         if layout is None or attention_mask is None:
             return attend(module, query, key, value, attention_mask, None, **options), None
         lengths, window = layout

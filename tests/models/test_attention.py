@@ -1,3 +1,4 @@
+from collections import deque
 from itertools import pairwise
 from threading import Thread
 
@@ -128,6 +129,20 @@ def test_it_lasts_until_the_last_of_several_runs_has_ended():
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is changed is not stock
     second.__exit__(None, None, None)
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is stock
+
+
+def test_threads_that_read_other_masks_meanwhile_take_none_away(monkeypatch):
+    class Crowded(deque):
+        def append(self, layout):
+            for entry in (layout, (torch.ones(1), None), (torch.ones(1), None)):
+                super().append(entry)
+
+    monkeypatch.setattr(hfpatch.models.attention, "deque", Crowded)
+    model, tokens, positions = model_of(CONFIGS["gpt2"]), torch.zeros(1, 20, dtype=torch.long), positions_of([8, 12])
+    expected = model(tokens, position_ids=positions, use_cache=False).logits
+    with fast_attention():
+        actual = model(tokens, position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_users_own_function_is_there_again(monkeypatch):
