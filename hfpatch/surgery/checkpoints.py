@@ -21,8 +21,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.support.files import atomic_file
 from hfpatch.surgery.bases import difference, fingerprint
 from hfpatch.surgery.part_files import read_tensors, require_all_saved, tensor_identity, write_patch
-from hfpatch.surgery.scale import require_unscaled
-from hfpatch.tuners.adapters import adapter_state, require_unmerged
+from hfpatch.surgery.scale import require_as_trained
+from hfpatch.tuners.adapters import adapter_state
 
 TENSORS = "model.safetensors"
 _BASE = "hfpatch.base"  # marks TENSORS as the adapters of a patched model: the base's fingerprint, as the bytes of JSON
@@ -52,8 +52,7 @@ def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, 
         HfpatchError: if a trained tensor is not in the files, the patch is scaled or merged, or several adapters are
             saved with an option.
     """
-    require_unscaled(model)
-    require_unmerged(model)
+    require_as_trained(model)
     directory, names, sharded = Path(save_directory), list(model.peft_config), options.get("state_dict") is not None
     if len(names) == 1:
         type(model).save_pretrained(model, directory, is_main_process=is_main_process, **options)

@@ -35,16 +35,8 @@ from hfpatch.surgery.part_files import (
     write_patch,
 )
 from hfpatch.surgery.patch import patch, unpatch
-from hfpatch.surgery.scale import require_unscaled, scale_patch
-from hfpatch.tuners.adapters import (
-    Model,
-    activate_adapters,
-    adapter_parameters,
-    base_parameters,
-    has_adapters,
-    require_unmerged,
-    stack,
-)
+from hfpatch.surgery.scale import require_as_trained, scale_patch
+from hfpatch.tuners.adapters import Model, activate_adapters, adapter_parameters, base_parameters, has_adapters, stack
 from hfpatch.tuners.checks import require_untouched_base
 from hfpatch.tuners.config import method_name
 from hfpatch.tuners.quantised import keep_unpacked
@@ -73,8 +65,7 @@ def save_patch(model: Any, directory: str | Path) -> Path:
     if not stack(model):
         raise HfpatchError("the model has no adapters to save; call hfpatch.patch(model, config) first")
     require_untouched_base(stack(model).values())
-    require_unscaled(model)
-    require_unmerged(model)
+    require_as_trained(model)
     if away := [name for name, parameter in adapter_parameters(model).items() if parameter.is_meta]:
         raise HfpatchError(
             f"{away[0]}: has no values here (offloaded, or on the meta device); save the patch before accelerate "

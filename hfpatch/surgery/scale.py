@@ -57,8 +57,9 @@ def scale_patch(model: Model, scale: float) -> Model:
     return model
 
 
-def require_unscaled(model: nn.Module) -> None:
-    """Raise :class:`HfpatchError` if a saved patch would not compute what the model computes, as it is scaled."""
+def require_as_trained(model: nn.Module) -> None:
+    """Raise :class:`HfpatchError` if a saved patch would not compute what the model computes: merged or scaled ones."""
+    require_unmerged(model)  # a patch names the base by its weights
     if is_scaled(model):
         raise HfpatchError(
             "the patch is scaled, and a folder has it as it was trained; call hfpatch.scale_patch(model, 1) before, "
