@@ -19,7 +19,7 @@ from peft.utils.other import ModulesToSaveWrapper
 from hfpatch.errors import HfpatchError
 from hfpatch.export.parts import Description, Tensors, base_name, describe, exported_name, merge_others
 from hfpatch.export.runtime import MADE
-from hfpatch.promises.common import compared, one_relative
+from hfpatch.promises.common import compared
 from hfpatch.promises.inputs import example_inputs, logits
 from hfpatch.sites.family import EXPORTED
 from hfpatch.support.files import write_text
@@ -114,7 +114,7 @@ def write_model(model: Any, folder: Path) -> Export:
     same = torch.equal(reloaded, expected)
     if merged:
         ways = (lambda: logits(loaded, inputs)), (lambda: expected)
-        same = compared(loaded, *ways, differences=one_relative).is_rounding
+        same = compared(loaded, *ways).is_rounding
     if not same:
         why = "differs from the patched model; nothing was written"
         raise HfpatchError(f"the export {why}" + (f" (merged: {merged[0]}, ...)" if merged else ""))

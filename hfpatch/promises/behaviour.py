@@ -22,10 +22,8 @@ from hfpatch.promises.common import (
     Apart,
     changed_by,
     compared,
-    each_relative,
     gradients,
     leak,
-    one_relative,
     perturbed,
     relative,
     within,
@@ -169,9 +167,9 @@ def padding(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     def difference() -> Apart:
         padded = partial(logits, model, inputs, attention_mask=mask, **extra)
         alone = partial(logits, model, inputs[:, pad:])
-        return compared(model, alone, lambda: padded()[:, pad:], differences=one_relative)
+        return compared(model, alone, lambda: padded()[:, pad:])
 
-    return within(model, config, "relative difference {:.1g}", difference, difference)
+    return within(model, config, "relative difference {:.1g}", difference)
 
 
 def checkpointing(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
@@ -191,7 +189,7 @@ def checkpointing(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool,
         model.gradient_checkpointing_disable()
         try:
             kinds = [partial(checkpointed, reentrant) for reentrant in (False, True)]
-            return compared(model, partial(gradients, model, inputs), *kinds, differences=each_relative)
+            return compared(model, partial(gradients, model, inputs), *kinds)
         finally:
             # The user's setting again
             model.gradient_checkpointing_disable()
@@ -217,9 +215,9 @@ def compiled(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]
             torch.compiler.reset()
 
     def difference() -> Apart:
-        return compared(model, partial(logits, model, inputs), by_compiled, differences=one_relative)
+        return compared(model, partial(logits, model, inputs), by_compiled)
 
-    return within(model, config, "logits differ by {:.1g} of the largest", difference, difference)
+    return within(model, config, "logits differ by {:.1g} of the largest", difference)
 
 
 def gradients_reach(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:

@@ -109,14 +109,9 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max()) / max(float(a.abs().max()), TINY)
 
 
-def one_relative(a: Tensor, b: Tensor) -> list[float]:
-    """Return :func:`relative` as the only one of a list."""
-    return [relative(a, b)]
-
-
-def each_relative(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[float]:
-    """Return :func:`relative` of each of several tensors."""
-    return [relative(a[name], b[name]) for name in a]
+def relative_differences(a: Any, b: Any) -> list[float]:
+    """Return :func:`relative` of two tensors, or of all tensors of two dictionaries by name."""
+    return [relative(a[name], b[name]) for name in a] if isinstance(a, dict) else [relative(a, b)]
 
 
 @contextmanager
@@ -142,7 +137,7 @@ def compared(
     model: Any,
     one: Callable[[], Result],
     *others: Callable[[], Result],
-    differences: Callable[[Result, Result], list[float]],
+    differences: Callable[[Result, Result], list[float]] = relative_differences,
 ) -> Apart:
     """Compare ways to compute the same, and measure what rounding explains.
 
@@ -171,7 +166,7 @@ def leak(model: Any, inputs: Inputs, name: str) -> Apart:
     other[:, at:] = tokens[:, at:].flip(-1).roll(1, -1)
     changed = other if isinstance(inputs, Tensor) else {**inputs, name: other}
     before = (lambda: logits(model, inputs)[:, :at]), (lambda: logits(model, changed)[:, :at])
-    return compared(model, *before, differences=one_relative)
+    return compared(model, *before)
 
 
 def within(
@@ -179,7 +174,8 @@ def within(
 ) -> tuple[bool, str]:
     """Return whether rounding explains a difference in the perturbed model, and the text with both numbers.
 
-    If it does not, or an error prevents it, and so it is for the model without hfpatch, the promise does not apply.
+    If it does not, or an error prevents it, and so it is without hfpatch in one of the ways ``unpatched``, by default
+    the same, the promise does not apply.
     """
     try:
         with perturbed(model, config):
@@ -189,7 +185,7 @@ def within(
             return True, problem
     except Exception as error:  # a model may raise any
         problem = in_one_line(error)
-    for measure in unpatched:
+    for measure in unpatched or (patched,):
         try:
             if not measure().is_rounding:
                 return True, "does not apply: the model itself does not, without hfpatch"

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hfpatch.methods import PreProjectionConfig
-from hfpatch.promises.common import Apart, changed_by, compared, one_relative
+from hfpatch.promises.common import Apart, changed_by, compared
 from hfpatch.promises.inputs import Inputs, logits
 from hfpatch.promises.softmax import SoftmaxMode, silence
 from hfpatch.sites import AttentionSite, survey
@@ -83,7 +83,7 @@ def _arrival_at(trace: Callable[..., AdditionTrace], inputs: Inputs) -> tuple[Ap
     assert theirs is not None
     change = mine - theirs if _changes(theirs, mine) else skipped.expected.reshape(theirs.shape).to(theirs)
     ways = [lambda: trace(random=True).run(inputs).output, lambda: trace(changes={join: change}).run(inputs).output]
-    return nearest, compared(plain.model, *ways, differences=one_relative)
+    return nearest, compared(plain.model, *ways)
 
 
 @dataclass(frozen=True)

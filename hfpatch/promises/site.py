@@ -79,7 +79,7 @@ def causality(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str
     if name is None:
         return True, f"does not apply: {type(model).__name__} has no output for each token id"
     text = "a token changes earlier logits by {:.1g} of the largest"
-    return within(model, config, text, lambda: leak(model, inputs, name), lambda: leak(model, inputs, name))
+    return within(model, config, text, lambda: leak(model, inputs, name))
 
 
 def reach(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:

@@ -12,7 +12,7 @@ from torch import nn
 import hfpatch
 from hfpatch import PreProjectionConfig
 from hfpatch.promises import behaviour, common, run
-from hfpatch.promises.common import compared, moved, one_relative, rounded_at_random
+from hfpatch.promises.common import compared, moved, rounded_at_random
 from hfpatch.tuners.adapters import adapter_parameters
 
 PADDING, CACHE, CHECKPOINTS, COMPILE, CAUSAL = (
@@ -67,7 +67,7 @@ def test_what_is_measured_grows_with_the_condition_of_the_model(factor):
     """y = (Wx + c) − c rounds Wx + c to eps·c, so that y is off by eps·c/|y| in all."""
     linear, x = nn.Linear(16, 200, bias=False), torch.randn(3, 16)
     model = Amplifier(linear, factor)
-    comparison = compared(model, lambda: model(x), lambda: linear(x), differences=one_relative)
+    comparison = compared(model, lambda: model(x), lambda: linear(x))
     expected = torch.finfo(torch.float32).eps * factor / float(linear(x).abs().max())
     assert 0.5 * expected < comparison.rounding / common.UNITS < 2 * expected
     assert comparison.is_rounding
@@ -82,7 +82,7 @@ def test_the_largest_of_several_tensors_is_in_comparison_with_its_own_rounding()
     def one():
         return {name: model[name](tensor) for name, tensor in tensors.items()}
 
-    comparison = compared(model, one, lambda: tensors, lambda: other, differences=common.each_relative)
+    comparison = compared(model, one, lambda: tensors, lambda: other)
     assert comparison.difference == pytest.approx(0.001, rel=1e-3)
     assert not comparison.is_rounding
 
@@ -90,7 +90,7 @@ def test_the_largest_of_several_tensors_is_in_comparison_with_its_own_rounding()
 def test_a_value_that_is_no_number_is_not_rounding():
     tensors = {"first": torch.ones(1), "second": torch.ones(1)}
     broken = {**tensors, "second": torch.full((1,), math.nan)}
-    comparison = compared(nn.Identity(), lambda: tensors, lambda: broken, differences=common.each_relative)
+    comparison = compared(nn.Identity(), lambda: tensors, lambda: broken)
     assert not comparison.is_rounding
 
 
