@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.analysis.heads import HeadWeights, head_size, layer_weights, split_heads
-from hfpatch.analysis.rotary import Rotary, rotaries
+from hfpatch.analysis.rotary import Rotary, rotary_of
 from hfpatch.analysis.running import Batch, Tokens, run
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
@@ -69,9 +69,8 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
     Raises:
         HfpatchError: if there are too few tokens to fit.
     """
-    sites = list(filter(is_nonlinear, find_sites(model)))
-    turning, moments = rotaries(model, sites), []
-    for site in sites:
+    moments = []
+    for site in filter(is_nonlinear, find_sites(model)):
         base, linear = (layer_weights(site, patched=patched) for patched in (False, True))
         size, biases = head_size(site), []
         for target in ("query", "key"):
@@ -81,7 +80,7 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
                 bias = module.linear_part(unwrapped)[1]
             column_bias = columns.read(bias.detach().cpu()) if isinstance(bias, Tensor) else torch.zeros(columns.size)
             biases.append(split_heads(column_bias.double()[None], size))
-        layer = _Layer(site, turning[site.layer], size, _Affine(base, (biases[0], biases[1])), linear)
+        layer = _Layer(site, rotary_of(model, site), size, _Affine(base, (biases[0], biases[1])), linear)
         moments.append(_Moments(layer))
     _observe(model, fit, moments)
     scores = [_Explained(moment.layer, moment.fitted(), moment.count) for moment in moments]

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.analysis.heads import HeadWeights, norm_gains
-from hfpatch.analysis.rotary import Rotary, rotaries
+from hfpatch.analysis.rotary import Rotary, rotary_of
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import find_sites
 
@@ -82,10 +82,10 @@ def head_relations(
     """
     if not offsets or min(offsets) < 0:
         raise HfpatchError(f"offsets={list(offsets)} must be whole numbers from 0 on, at least one")
-    weights, sites = list(weights), {site.layer: site for site in find_sites(model)}
-    turning, heads = rotaries(model, [sites[layer.layer] for layer in weights]), []
+    sites = {site.layer: site for site in find_sites(model)}
+    heads = []
     for layer in weights:
-        rotary = turning[layer.layer]
+        rotary = rotary_of(model, sites[layer.layer])
         if (gains := norm_gains(sites[layer.layer])) is not None:
             layer = HeadWeights(layer.layer, layer.query * gains[0], layer.key * gains[1])
         span = _in_span(layer.query, layer.key_by_query_head)
@@ -138,7 +138,7 @@ def random_gauge(size: int, rotary: Rotary | None = None, seed: int = 0) -> Tens
 def gauge_deviation(model: nn.Module, weights: HeadWeights, offset: int = 1, seed: int = 0) -> float:
     """Return the largest relative change of a layer's relations under a random gauge, which should be rounding."""
     site = next(site for site in find_sites(model) if site.layer == weights.layer)
-    rotary = rotaries(model, [site])[weights.layer]
+    rotary = rotary_of(model, site)
     rotation = None if rotary is None else rotary.matrix(offset)
     moved = change_gauge(weights.query, weights.key_by_query_head, random_gauge(weights.query.shape[-1], rotary, seed))
     pairs = zip(relations(weights.query, weights.key_by_query_head, rotation), relations(*moved, rotation), strict=True)

@@ -7,11 +7,11 @@ columns (a, b) turns by Δ·θ, all others stay. Source: Su et al., *RoFormer* (
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,14 @@ from torch.utils._pytree import tree_leaves
 
 from hfpatch.analysis.heads import head_size
 from hfpatch.analysis.running import run
-from hfpatch.sites import AttentionSite, base_model
+from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.support.modes import hooked
 from hfpatch.tuners.hidden_state import argument_names, hidden_argument, replace_hidden
 
 _TURNS = ("rotate_half", "rotate_every_two")
 _PROBE_TOKENS = 4
+_TRIED: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+"""The layers with positions of each base; adapters change nothing about them."""
 
 
 @dataclass(frozen=True)
@@ -64,25 +66,38 @@ class Rotary:
         return turned
 
 
-def rotaries(model: nn.Module, sites: Sequence[AttentionSite]) -> dict[int, Rotary | None]:
-    """Return the rotation of each layer, or None where no position reaches the attention (ALiBi, layers without RoPE).
+def rotary_of(model: nn.Module, site: AttentionSite) -> Rotary | None:
+    """Return the rotation of a layer, or None without RoPE.
 
     Angles are in the model's own buffers (``inv_freq``, or GPT-J's table), with every scaling of RoPE for short texts;
     the pairs of columns come from the model's own function. Which layers turn is tried: Cohere 2, EXAONE 4, SmolLM 3
     and others leave RoPE out of some, each by a rule of its own.
     """
-    turning = _read_positions(model, sites)
-    return {site.layer: _rotary_of(model, site) if site.layer in turning else None for site in sites}
+    base: Any = base_model(model)
+    turned = _angles(base, site, base.config.get_text_config())
+    if turned is None or site.layer not in _layers_with_positions(base):
+        return None
+    angles, gain = turned
+    source = sys.modules.get(type(site.attention).__module__)  # where the class of the attention is defined
+    turn = next((getattr(source, name) for name in _TURNS if hasattr(source, name)), None)
+    width, size = 2 * len(angles), head_size(site)
+    if turn is None or width > size:
+        return None
+    columns = torch.arange(1, width + 1)
+    image = turn(columns.view(1, 1, 1, width)).flatten()
+    first = (image < 0).nonzero().flatten()
+    return Rotary(size, first, -image[first] - 1, angles, gain)
 
 
-def _read_positions(model: nn.Module, sites: Sequence[AttentionSite]) -> set[int]:
+def _layers_with_positions(base: Any) -> set[int]:
     """Return the layers whose attention depends on position ids, or that position ids do not reach.
 
     The model runs twice on a few tokens, the second time with twice the distances, and with the inputs that each
     attention had the first time. Some models take no position ids; BLT computes those of its patches itself.
     """
-    base: Any = base_model(model)
-    inputs: dict[int, Tensor] = {}
+    if base in _TRIED:
+        return _TRIED[base]
+    sites, inputs = find_sites(base), dict[int, Tensor]()
     outputs: dict[int, list[Tensor]] = {site.layer: [] for site in sites}
     embeddings: dict[int, list[list[Tensor]]] = {site.layer: [] for site in sites}
 
@@ -99,7 +114,7 @@ def _read_positions(model: nn.Module, sites: Sequence[AttentionSite]) -> set[int
         return not first or not all(map(torch.equal, first, last))
 
     if "position_ids" not in signature(base.base_model.forward).parameters:
-        return set(outputs)
+        return set(outputs)  # nothing can be tried
     tokens = torch.arange(_PROBE_TOKENS)[None]
     # with a mask, distances of two do not begin a document
     batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
@@ -109,29 +124,13 @@ def _read_positions(model: nn.Module, sites: Sequence[AttentionSite]) -> set[int
         handles.append(site.attention.register_forward_pre_hook(entering, with_kwargs=True, prepend=True))
         handles.append(site.attention.register_forward_hook(partial(leave, site.layer)))
     with hooked(handles):
-        run(model, [{**batch, "position_ids": distance * tokens} for distance in (1, 2)], lambda _: None)
-    return {
+        run(base, [{**batch, "position_ids": distance * tokens} for distance in (1, 2)], lambda _: None)
+    _TRIED[base] = {
         layer
         for layer, of_layer in outputs.items()
         if not torch.equal(of_layer[0], of_layer[-1]) or not is_reached(layer)
     }
-
-
-def _rotary_of(model: nn.Module, site: AttentionSite) -> Rotary | None:
-    base: Any = base_model(model)
-    turned = _angles(base, site, base.config.get_text_config())
-    if turned is None:
-        return None
-    angles, gain = turned
-    source = sys.modules.get(type(site.attention).__module__)  # where the class of the attention is defined
-    turn = next((getattr(source, name) for name in _TURNS if hasattr(source, name)), None)
-    width, size = 2 * len(angles), head_size(site)
-    if turn is None or width > size:
-        return None
-    columns = torch.arange(1, width + 1)
-    image = turn(columns.view(1, 1, 1, width)).flatten()
-    first = (image < 0).nonzero().flatten()
-    return Rotary(size, first, -image[first] - 1, angles, gain)
+    return _TRIED[base]
 
 
 def _angles(base: nn.Module, site: AttentionSite, config: Any) -> tuple[Tensor, float] | None:

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hfpatch import HfpatchError, NonlinearQueryConfig, QueryTemperatureConfig, find_sites, patch
 from hfpatch.analysis.heads import head_weights, norm_gains
 from hfpatch.analysis.relation import Relation, change_gauge, gauge_deviation, head_relations, random_gauge, relations
-from hfpatch.analysis.rotary import Rotary, rotaries
+from hfpatch.analysis.rotary import Rotary, rotary_of
 from hfpatch.sites.heads import normed
 from hfpatch.support.modes import hooked
 
@@ -123,7 +123,7 @@ def test_the_gauge_of_a_model_changes_nothing(case):
 def test_with_rope_not_every_basis_change_is_a_gauge():
     model = make_model("llama")
     weights = head_weights(model)[0]
-    rotary = rotaries(model, find_sites(model))[0]
+    rotary = rotary_of(model, find_sites(model)[0])
     moved = change_gauge(weights.query, weights.key_by_query_head, random_gauge(K, None))
     pairs = ((weights.query, weights.key_by_query_head), moved)
     before, after = ([relation.norm for relation in relations(*pair, rotary.matrix(3))] for pair in pairs)
@@ -175,7 +175,7 @@ def test_attention_weights_of_the_whole_model_follow_from_the_relation(case, lay
     x, attention = attention_of(model, site)
     weights = head_weights(model)[layer]
     size = weights.query.shape[-1]
-    rotary = rotaries(model, [site])[layer]
+    rotary = rotary_of(model, site)
     assert (rotary is None) == (case == "gpt2" or (case in ("smollm3", "cohere2") and layer == 1))
     assert rotary is None or (rotary.gain == 1) == (case != "llama_yarn")
     for head in range(len(weights.query)):
@@ -187,20 +187,17 @@ def test_attention_weights_of_the_whole_model_follow_from_the_relation(case, lay
             assert attention[head, i, : i + 1] - attention[head, i, 0] == pytest.approx(expected, abs=2e-5)
 
 
-def test_the_angles_of_gpt_j_may_lie_in_a_module_of_the_model(monkeypatch):
+def test_the_angles_of_gpt_j_may_lie_in_a_module_of_the_model():
     """From transformers 5.24 on they do."""
     model = make_model("gptj")
     sites = find_sites(model)
-    expected = rotaries(model, sites)[0].angles
+    expected = rotary_of(model, sites[0]).angles
     if hasattr(sites[0].attention, "embed_positions"):
         holder = model.transformer.rotary_emb = type("RotaryEmbedding", (nn.Module,), {})()
         holder.register_buffer("embed_positions", sites[0].attention.embed_positions)
         for site in sites:
             del site.attention.embed_positions
-        monkeypatch.setattr(
-            "hfpatch.analysis.rotary._read_positions", lambda *_: {0, 1}
-        )  # this model does not run any more
-    assert torch.equal(rotaries(model, sites)[0].angles, expected)
+    assert torch.equal(rotary_of(model, sites[0]).angles, expected)
 
 
 NORMED = {
@@ -224,7 +221,7 @@ def test_gains_of_norms_behind_the_projections_are_in_the_relation(case):
     model = model.double()
     attention, site = model.model.layers[0].self_attn, find_sites(model)[0]
     x, log_weights = attention_of(model, site)
-    rotary = rotaries(model, [site])[0]
+    rotary = rotary_of(model, site)
     by_head = {one.head: one for one in head_relations(model, head_weights(model), offsets=(0, 3)) if one.layer == 0}
 
     def sides(projection, norm):
@@ -269,10 +266,9 @@ def test_layers_of_several_kinds_have_their_own_angles():
     options = {"head_dim": K, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
     config = AutoConfig.for_model("gemma3_text", **{**CASES_OF_FAMILIES["llama"][1], **options})
     model = AutoModelForCausalLM.from_config(config)
-    turning = rotaries(model, find_sites(model))
-    for layer, base in ((0, 1e4), (1, 1e6)):
+    for site, base in zip(find_sites(model), (1e4, 1e6), strict=True):
         expected = base ** (-torch.arange(0, K, 2, dtype=torch.float64) / K)
-        assert turning[layer].angles.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+        assert rotary_of(model, site).angles.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 @given(heads=st.integers(1, 3), seed=st.integers(0, 10_000), offset=st.integers(0, 40))
@@ -296,7 +292,7 @@ def test_a_layer_without_rope_has_no_offsets():
 def test_models_without_rope_do_not_turn():
     for case in ("gpt2", "opt", "bloom", "falcon_per_head"):
         model = make_model(case)
-        assert set(rotaries(model, find_sites(model)).values()) == {None}
+        assert {rotary_of(model, site) for site in find_sites(model)} == {None}
 
 
 @pytest.mark.parametrize("case", CASES)
