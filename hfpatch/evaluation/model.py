@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import has_bos_prefix
+from lm_eval.models.utils import Collator, has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -69,23 +69,6 @@ class Prompts:
     def to_json(self) -> dict[str, str]:
         """Return the two hashes as fields of a task's result."""
         return {"prompts_sha256": self._texts.hexdigest(), "tokens_sha256": self._tokens.hexdigest()}
-
-
-@dataclass
-class SharedGeneration:
-    """One pass over all batches of generation requests; each rank generates some, in the order that all share.
-
-    Attributes:
-        loads: of each rank, the tokens that it may generate, an upper bound of the cost: texts may end before.
-        complete: whether ``tokens`` has all batches.
-        tokens: of batches, by their index in the order.
-        passed: the batches so far.
-    """
-
-    loads: list[int]
-    complete: bool = False
-    tokens: dict[int, list[list[int]]] = field(default_factory=dict)
-    passed: int = 0
 
 
 class BrokenModelError(HfpatchError):
@@ -179,7 +162,6 @@ class HfpatchLM(HFLM):
         self.findings = Findings()
         self.left_out: dict[int, str] | None = None
         self.ranks = Ranks()
-        self._generated: SharedGeneration | None = None
         self._token_budget = token_budget
         self._encoded: dict[str, list[int]] = {}
         self._probed: tuple[list[torch.nn.Module], Scorer] | None = None
@@ -253,43 +235,30 @@ class HfpatchLM(HFLM):
         return [(value, count, size) for (value, _), count, size in zip(scores, counts, sizes, strict=True)]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the generated text of each request; ranks share the batches that one process would make.
-
-        HFLM then goes through all batches twice: to generate this rank's, and to read those of all ranks.
-        """
+        """Return the generated text of each request; ranks share the batches that one process would make."""
         self._add_prompts(requests)
         if not self.ranks.shares:
             return cast("list[str]", super().generate_until(requests, disable_tqdm))
-        try:
-            self._generated = SharedGeneration([0] * self.ranks.count)
-            super().generate_until(requests, disable_tqdm=True)
-            parts = self.ranks.everyone(self._generated.tokens)
-            tokens = {index: rows for part in parts for index, rows in part.items()}
-            self._generated = SharedGeneration([], complete=True, tokens=tokens)
-            return cast("list[str]", super().generate_until(requests, disable_tqdm=True))
-        finally:
-            self._generated = None
+        sizes = [len(self.tok_encode(request.args[0])) for request in requests]
+        collated = Collator(  # as HFLM does
+            [(*request.args, index) for index, request in enumerate(requests)],
+            sort_fn=lambda asked: (-sizes[asked[-1]], asked[0]),
+            group_by="gen_kwargs",
+            group_fn=lambda asked: asked[1],
+        )
+        batches = [[asked[-1] for asked in batch] for batch in collated.get_batched(n=self.batch_size)]
+        costs = [len(batch) * (sizes[batch[0]] + self.max_gen_toks) for batch in batches]
+        owners = self.ranks.share_out(costs)
+        indices = [i for batch, owner in zip(batches, owners, strict=True) if owner == self.ranks.index for i in batch]
+        texts = super().generate_until([requests[index] for index in indices], disable_tqdm=True)
+        parts = self.ranks.everyone(dict(zip(indices, texts, strict=True)))
+        by_index = {index: text for part in parts for index, text in part.items()}
+        return [by_index[index] for index in range(len(requests))]
 
     def _add_prompts(self, requests: Sequence[Any]) -> None:
         """Hash requests of generation."""
         self.prompts.add_texts(requests)
         self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
-
-    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
-        """Return the tokens (batch, seq) of the next batch, or its contexts alone if another rank generates it."""
-        shared = self._generated
-        if shared is None:
-            return cast("Tensor", super()._model_generate(context, max_length, stop, **options))
-        index, shared.passed = shared.passed, shared.passed + 1
-        if shared.complete:
-            return torch.tensor(shared.tokens[index])
-        owner = shared.loads.index(min(shared.loads))
-        shared.loads[owner] += len(context) * max_length
-        if owner != self.ranks.index:
-            return context
-        made: Tensor = super()._model_generate(context, max_length, stop, **options)
-        shared.tokens[index] = made.tolist()
-        return made
 
     def tok_encode(self, string: str, *arguments: Any, **options: Any) -> list[int]:
         """Return a text's tokens, as HFLM does."""
