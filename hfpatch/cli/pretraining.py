@@ -84,8 +84,8 @@ def tokenize(
 ) -> None:
     """Tokenise a pretraining recipe's text into a token file, which data.source can then name.
 
-    The text is read once, piece by piece; NAME.json beside the file describes it. A data.source that is a token file of
-    another tool gets only its NAME.json.
+    The text is read once, piece by piece; NAME.json and NAME.safetensors beside the file describe it. A data.source
+    that is a token file of another tool gets only these two.
 
     Example: hfpatch tokenize my-model.yaml data.source=Skylion007/openwebtext --out openwebtext.bin
     """
