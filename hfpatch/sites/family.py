@@ -148,7 +148,10 @@ def families_of(model_type: str) -> tuple[Family, ...]:
 
 
 def how_to_declare(model_type: str) -> str:
-    """Return how to declare a model type."""
+    """Return how to declare a model type; of a declared one, where its family has it."""
+    if (family := DECLARED.get(model_type)) is not None:
+        layers = family.layers if isinstance(family.layers, str) else " and ".join(family.layers)
+        return f"family {family.name!r} declares it in the blocks of {layers}"
     return (
         f"model type {model_type!r} is of no declared family{nearest(model_type, DECLARED)}; declare it: "
         f"hfpatch.register_family(hfpatch.Family(name=..., model_types=({model_type!r},), layers='path of the blocks', "

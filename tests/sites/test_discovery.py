@@ -3,10 +3,10 @@ from dataclasses import replace
 from operator import attrgetter
 
 import pytest
-from families import FEW, make_model
+from families import FEW, make_config, make_model
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.errors import HfpatchError
@@ -60,6 +60,11 @@ def test_an_undeclared_type_is_refused_with_what_to_declare():
         find_sites(undeclared("gpt_neox", "gptneox"))
     with pytest.raises(HfpatchError, match=r"Linear is not a transformers model: it has no config\.model_type"):
         find_sites(nn.Linear(2, 2))
+
+
+def test_a_declared_type_without_blocks_is_not_called_undeclared():
+    with pytest.raises(HfpatchError, match=r"has no attention; family 'gpt2' declares it in the blocks of h$"):
+        find_sites(AutoModelForCausalLM.from_config(make_config("gpt2", n_layer=0)))
 
 
 def test_the_common_structure_needs_no_declaration_and_another_one(declarations):
