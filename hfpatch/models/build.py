@@ -14,6 +14,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models.classes import FILE, scratch_classes
 from hfpatch.models.plan import HEAD_SIZE_TYPES, make_plan
 from hfpatch.recipes.models import MLP_WIDTHS, ScratchSettings
+from hfpatch.support.plugins import one_line
 
 
 def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: int = 0) -> PreTrainedModel:
@@ -102,8 +103,8 @@ def _built(make: Any) -> Any:
         return make()
     except HfpatchError as error:
         raise HfpatchError(f"architecture.query: {error}") from error
-    except (ValueError, RuntimeError) as error:
-        raise HfpatchError(f"architecture: cannot be built ({' '.join(str(error).split())})") from error
+    except Exception as error:  # a model may raise any
+        raise HfpatchError(f"architecture: cannot be built ({one_line(error)})") from error
 
 
 def _set(config: PreTrainedConfig, name: str, value: int, setting: str) -> None:

@@ -16,6 +16,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch, take_apart
 from hfpatch.nn import normal_
 from hfpatch.recipes.models import ScratchSettings
+from hfpatch.support.plugins import one_line
 from hfpatch.twins.sizes import DROPOUTS, HEAD, HEADS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY, correct
 
 MOST_LAYERS = 6
@@ -70,13 +71,13 @@ def random_model(config: PreTrainedConfig, kind: Any = None, *, seed: int = 0) -
                 model = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type])(decoder)
             else:
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+        except Exception as error:  # a model may raise any
             raise _refused(config, error) from error
     return _with_noise(model, seed)
 
 
 def _refused(config: PreTrainedConfig, error: Exception) -> HfpatchError:
-    return HfpatchError(f"a tiny model of type {config.model_type!r} cannot be built: {' '.join(str(error).split())}")
+    return HfpatchError(f"a tiny model of type {config.model_type!r} cannot be built: {one_line(error)}")
 
 
 def _with_noise(model: PreTrainedModel, seed: int) -> PreTrainedModel:

@@ -285,6 +285,8 @@ def test_head_sizes_in_the_configuration_and_nothing_asked():
         ("gpt2", {}, {"query": {"targets": ["query", "key", "value"], "fused": True}}, "fused"),
         ("gpt2", {}, {"pre_projection": {"expansion": 0.01}}, "pre_projection: expansion=0.01 gives an inner width"),
         ("gemma2", {}, {"pre_projection": {"content_skip": True}}, "normed or scaled before it is added"),
+        ("gpt2", {"n_head": 0}, {}, r"cannot be built \(ZeroDivisionError: "),
+        ("llama", {"hidden_act": "nope"}, {}, r"cannot be built \(KeyError: 'nope'\)"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:architecture.query.targets")
