@@ -456,7 +456,7 @@ def _commit(source: str, file: Path | None, revision: str | None) -> str | None:
     if file is None and not Path(source).is_dir():
         config = try_to_load_from_cache(source, "config.json", revision=revision)
         return Path(config).parent.name if isinstance(config, str) else revision
-    snapshot = _SNAPSHOT.search(str(file))
+    snapshot = _SNAPSHOT.search(f"{file or source}/")
     return snapshot[1] if snapshot else revision
 
 

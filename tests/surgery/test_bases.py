@@ -87,13 +87,14 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def test_a_model_in_the_cache_of_the_hub(hub_cache, no_network):
+def test_a_model_in_the_cache_of_the_hub(hub_cache, no_network, tmp_path):
     base = load_base("some/model")
     assert (base.name, base.revision) == ("some/model", hub_cache)
     assert (locate("some/model"), locate("gpt2")) == (("some/model", None), ("gpt2", None))
     assert base.sha256 == hash_weights(make_model("gpt_neox"))
     assert load_base("some/model", revision=hub_cache).revision == hub_cache
     assert load_base("some/model", revision="main").revision == hub_cache
+    assert load_base(tmp_path / "models--some--model" / "snapshots" / hub_cache).revision == hub_cache
 
 
 @pytest.mark.parametrize(
