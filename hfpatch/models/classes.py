@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.models.attach import Plan, attach
 from hfpatch.sites.family import family_of, register_family
 from hfpatch.support.files import read_json, write_text
@@ -144,7 +144,7 @@ def load_scratch(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> P
             str(folder), dtype=dtype, output_loading_info=True, trust_remote_code=False
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise HfpatchError(f"{folder}: cannot be loaded ({str(error).strip().splitlines()[0]})") from error
+        raise HfpatchError(f"{folder}: cannot be loaded ({first_line(error)})") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if differences[kind]:
             raise HfpatchError(f"{folder}: cannot be loaded ({kind.replace('_', ' ')}: {sorted(differences[kind])[0]})")

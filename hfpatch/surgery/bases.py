@@ -22,7 +22,7 @@ from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from hfpatch.errors import HfpatchError, nearest
+from hfpatch.errors import HfpatchError, first_line, nearest
 from hfpatch.models import register_scratch
 from hfpatch.recipes.strict import Dtype
 from hfpatch.sites import base_model, family_of, input_device, text_config
@@ -487,5 +487,4 @@ def loading(what: str, *, gguf: bool = False) -> Iterator[None]:
                 f"{what} brings its own code, which is not run unasked; read it, then give eval, inspect or check "
                 "--trust-remote-code (in a recipe: model.trust_remote_code=true)"
             ) from error
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise HfpatchError(f"{what} cannot be loaded: {reason} {advice}") from error
+        raise HfpatchError(f"{what} cannot be loaded: {first_line(error)} {advice}") from error
