@@ -17,7 +17,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.budgets import Budget, family_of, is_budget, points_of, with_points
 from hfpatch.recipes.compared import ComparedRecipe
-from hfpatch.recipes.data import DataSettings
+from hfpatch.recipes.data import DataSettings, check_decided
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.methods import check_chosen, check_labels, check_methods
 from hfpatch.recipes.pairs import at_budgets, loras_of
@@ -25,7 +25,7 @@ from hfpatch.recipes.questions import HELD_OUT, MARGINS, SAME_SIZE, TINYWORLD_MA
 from hfpatch.recipes.retention import RetentionSettings, check_retention, task_of
 from hfpatch.recipes.sources import TextSource
 from hfpatch.recipes.strict import check_once, explain, load_as
-from hfpatch.recipes.training import TrainingSettings, check_decay, check_held_out
+from hfpatch.recipes.training import TrainingSettings, at_defaults, check_held_out, check_schedule
 from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, refuse_rate, split_key, trial_changes
 
 
@@ -60,7 +60,7 @@ class Recipe(ComparedRecipe):
     def _no_contradiction(self) -> Recipe:
         training, data, tasks = self.training, self.data, list(self.evaluation.tasks)
         trained = {name: self.methods[name] for name in self.trained}
-        check_decay(training, *(self.tuning.grid.get("training.schedule", ()) if self.tuning else ()))
+        check_schedule(training, *(self.tuning.grid.get("training.schedule", ()) if self.tuning else ()))
         check_held_out(training, measured=data.held_out is not None)
         if self.budgets:
             raise ValueError("load_recipe reads budgets; else name methods lora@10k, with match: 10000")
@@ -192,8 +192,8 @@ class Recipe(ComparedRecipe):
                 training[first] = {**training.get(first, getattr(self.training, first)), rest: value}
             else:
                 training[key] = value
-        if training.get("schedule", self.training.schedule) != "wsd" and self.tuning is not None:
-            training["decay_steps"] = None  # which are those of the grid's other schedules
+        # settings of the grid's other schedules
+        training |= at_defaults(type(self.training), training.get("schedule", self.training.schedule))
         methods = {**self.methods, method: parts}
         return self.replaced({"training": training, "methods": methods, "tuning": None, "rewind": ()})
 
@@ -230,6 +230,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, trust_code: 
     """
     recipe = load_as(path, overrides, Recipe, trust_code=trust_code, rearranged=_rearranged)
     refuse_rate(overrides, is_tuned=recipe.tuning is not None)
+    check_decided(recipe.data, any((recipe.data.held_out, recipe.tuning, recipe.retention)))
     return recipe
 
 

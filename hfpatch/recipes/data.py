@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field, NonNegativeInt, ValidationError, model_validator
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.sources import TextSource, WeightedSource, may_overlap
+from hfpatch.recipes.sources import Format, TextSource, WeightedSource, may_overlap
 from hfpatch.recipes.strict import PathText, explain
 
 Layout: TypeAlias = Literal["packed", "padded", "stream"]
@@ -80,10 +80,16 @@ class DataSettings(TextSource):
                 f"data.layout is stream, whose blocks begin anywhere in a document, and data.format={self.format} "
                 "learns a part of each; set data.layout=packed or padded"
             )
-        if self.chat_template is not None and {"text"} == {source.format for source in self.mixture or (self,)}:
+        formats = {source.format for source in self.mixture or (self,)}
+        if self.chat_template is not None and formats == {"text"}:
             raise ValueError(
                 "data.chat_template is of conversations (data.format=messages or prompt_completion), and data.format "
                 "is text; leave it out"
+            )
+        if not self.append_eos and formats == {"messages"}:
+            raise ValueError(
+                "data.append_eos is of texts and completions, and conversations (data.format=messages) end as the chat "
+                "template says; leave it out"
             )
         if self.held_out and self.max_documents and self.held_out >= self.max_documents:
             raise ValueError(
@@ -110,7 +116,7 @@ class DataSettings(TextSource):
         sources = []
         for source, share in zip(self.mixture, shares, strict=True):
             given = {name: value for name, value in common.items() if name not in _TEXT or not source.is_token_file}
-            given |= {"chat_template": None} if source.format == "text" else {}
+            given |= without_effect(source.format)
             given |= {**source.model_dump(exclude={"weight"}), "held_out": share or None}
             sources.append(DataSettings.model_validate(given))
         return sources
@@ -128,6 +134,13 @@ class DataSettings(TextSource):
         """Return the overrides that reset the settings of reading text, which a token file refuses."""
         defaults = type(self).model_fields
         return [f"data.{name}={json.dumps(defaults[name].default)}" for name in self.changed(_READING)]
+
+
+def without_effect(format_: Format) -> dict[str, Any]:
+    """Return the settings of reading text that do nothing for a format of rows, at their defaults."""
+    if format_ == "text":
+        return {"chat_template": None}
+    return {"append_eos": True} if format_ == "messages" else {}
 
 
 def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
@@ -163,6 +176,15 @@ def check_overlap(training: DataSettings, evaluation: DataSettings) -> None:
         raise HfpatchError(
             f"evaluation_data holds out {evaluation.held_out} documents of {evaluation.source}, and data may train on "
             f"some of them; set data.held_out={evaluation.held_out} and choose the documents alike, by the same seed"
+        )
+
+
+def check_decided(data: DataSettings, any_decide: bool) -> None:
+    """Refuse a setting of the documents that decide where there are none."""
+    if not any_decide and (changed := data.changed(("scored_tokens", "seed"))):
+        raise HfpatchError(
+            f"data.{changed[0]} is of held-out, tuning or retention text, and there is none; set data.held_out, or "
+            "leave it out"
         )
 
 

@@ -11,10 +11,10 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.compared import ComparedRecipe, NamedRecipe
-from hfpatch.recipes.data import DataSettings, check_overlap
+from hfpatch.recipes.data import DataSettings, check_decided, check_overlap
 from hfpatch.recipes.questions import HELD_OUT, MARGINS, Asked, QuestionSettings
 from hfpatch.recipes.strict import PathText, Section, Seed, check_names, explain, find_recipe, load_as, read_yaml
-from hfpatch.recipes.training import PretrainSettings, StudySettings, check_decay, check_held_out
+from hfpatch.recipes.training import PretrainSettings, StudySettings, at_defaults, check_held_out, check_schedule
 from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, point_name, refuse_rate, trial_changes
 
 _SHARED = ("steps", "epochs", "batch_size")
@@ -58,7 +58,8 @@ class PretrainRecipe(_Pretraining):
     @model_validator(mode="after")
     def _no_contradiction(self) -> PretrainRecipe:
         check_held_out(self.training, measured=self.data.held_out is not None or self.evaluation_data is not None)
-        check_decay(self.training)
+        check_schedule(self.training)
+        check_decided(self.data, self.data.held_out is not None)
         if self.evaluation_data is not None:
             check_overlap(self.data, self.evaluation_data)
         return self
@@ -122,7 +123,7 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         schedules = [variant.training.get("schedule") for variant in self.variants.values()]
         tunings = filter(None, map(self.tuning_of, self.variants))
         schedules += [schedule for tuning in tunings for schedule in tuning.grid.get("training.schedule", ())]
-        check_decay(self.training, *schedules)
+        check_schedule(self.training, *schedules)
         return self
 
     def _check_runs(self, name: str) -> None:
@@ -140,6 +141,11 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
                 check_tuning(tuning, self.training, self.data, {name: []})
             except HfpatchError as error:
                 raise HfpatchError(f"{error}" if tuning == self.tuning else f"variants.{name}: {error}") from None
+            if "lr" in self.variants[name].training:
+                raise ValueError(
+                    f"variants.{name}.training.lr fixes the rate that tuning chooses; leave it out, or set "
+                    f"variants.{name}.tuning: null"
+                )
             combinations = tuning.combinations(name, {})
         for values in combinations:
             where = f"variants.{name}{' at ' * bool(values)}{point_name(values)}"
@@ -198,8 +204,10 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         for key, value in values.items():
             first, _, rest = key.partition(".")
             training[first] = {**training[first], rest: value} if rest else value
-        if training["schedule"] != "wsd":  # another variant has it, or another value of the grid
-            training["decay_steps"] = None
+        # settings of the schedules of other variants, or of other values of the grid
+        given = () if "schedule" in values else changes.training
+        unused = at_defaults(PretrainSettings, training["schedule"])
+        training |= {key: default for key, default in unused.items() if key not in given}
         return PretrainRecipe.model_validate_json(
             json.dumps(
                 {

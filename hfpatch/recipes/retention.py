@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, PositiveInt, ValidationError
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.data import DataSettings
+from hfpatch.recipes.data import DataSettings, without_effect
 from hfpatch.recipes.sources import TextSource
 from hfpatch.recipes.strict import Section, check_among, explain
 
@@ -54,8 +54,7 @@ class RetentionSettings(Section):
                 values["max_documents"] = source.max_documents or self.documents
             drawn = values["max_documents"] is None or values["max_documents"] > self.documents
             values["held_out"] = self.documents if drawn else None
-            template = {"chat_template": None} if source.format == "text" else {}
-            by_name[name] = DataSettings.model_validate(values | common | template)
+            by_name[name] = DataSettings.model_validate(values | common | without_effect(source.format))
         return by_name
 
 

@@ -44,6 +44,8 @@ NOT_IDENTITY = {
     *("save_every", "keep_checkpoints", "keep_finished", "report_to"),
 }
 """Settings that may differ between a run and its continuation: they change the numbers by rounding at most."""
+OF_SCHEDULES = {"decay_steps": ("wsd",), "min_lr_ratio": ("cosine", "wsd")}
+"""Settings of some schedules only, with these."""
 
 
 class LoopSettings(Section):
@@ -68,7 +70,7 @@ class LoopSettings(Section):
     """The decay after warm-up (constant: none; wsd: none until the last ``decay_steps``, linear there), with the
     formulas of ``transformers``."""
     decay_steps: PositiveInt | None = None
-    """Steps of wsd's decay at the end; None takes a tenth of the steps."""
+    """Steps of wsd's decay at the end, at most those after warm-up; None takes a tenth of the steps."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The floor of cosine and wsd, as a share of the peak."""
     warmup_steps: NonNegativeInt
@@ -103,6 +105,10 @@ class LoopSettings(Section):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> LoopSettings:
+        if self.evaluate_every is None and (changed := self.changed(("patience", "keep_best"))):
+            raise ValueError(
+                f"training.{changed[0]} compares evaluations, and there is one, at the end; set training.evaluate_every"
+            )
         micro, batch = self.micro_batch_size, self.batch_size
         if micro is not None and batch % micro:
             raise ValueError(f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})")
@@ -227,14 +233,20 @@ def group_of(name: str) -> Group:
     return next((group for mark, group in _MARKS if any(part.startswith(mark) for part in parts)), "other")
 
 
-def check_decay(training: LoopSettings, *tried: object) -> None:
-    """Refuse ``decay_steps`` where neither the schedule nor one of those tried is wsd."""
-    if training.decay_steps is None or "wsd" in (training.schedule, *tried):
-        return
-    raise HfpatchError(
-        f"training.decay_steps is of training.schedule=wsd, and training.schedule is {training.schedule}; change one "
-        "of them"
-    )
+def check_schedule(training: LoopSettings, *tried: object) -> None:
+    """Refuse a setting of schedules that are neither this one nor one of those tried."""
+    for key, schedules in OF_SCHEDULES.items():
+        if training.changed([key]) and not {*schedules} & {training.schedule, *tried}:
+            raise HfpatchError(
+                f"training.{key} is of training.schedule={' or '.join(schedules)}, and training.schedule is "
+                f"{training.schedule}; change one of them"
+            )
+
+
+def at_defaults(settings: type[LoopSettings], schedule: object) -> dict[str, Any]:
+    """Return the defaults of the settings that a schedule does not use."""
+    unused = [key for key, schedules in OF_SCHEDULES.items() if schedule not in schedules]
+    return {key: settings.model_fields[key].default for key in unused}
 
 
 def with_steps(training: AnySettings, blocks: int) -> AnySettings:
@@ -255,10 +267,10 @@ def with_steps(training: AnySettings, blocks: int) -> AnySettings:
 
 def check_held_out(training: LoopSettings, *, measured: bool) -> None:
     """Refuse a setting that needs held-out text where none is ``measured``."""
-    wanted = ("patience", "keep_best", "diagnose_every")
+    wanted = ("patience", "keep_best", "diagnose_every", "evaluate_every")
     key = next((name for name in wanted if getattr(training, name, None)), None)
     if measured or key is None:
         return
-    what = "held-out text" if key == "diagnose_every" else "the loss on held-out text"
+    what = "held-out text" if key.endswith("_every") else "the loss on held-out text"
     where = "data.held_out or evaluation_data" if isinstance(training, PretrainSettings) else "data.held_out"
     raise HfpatchError(f"training.{key} needs {what}, and there is none; set {where}")

@@ -15,7 +15,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import Parts
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.strict import Section, check_once, read_override
-from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, PretrainSettings, TrainingSettings
+from hfpatch.recipes.training import NOT_IDENTITY, OF_SCHEDULES, LoopSettings, PretrainSettings, TrainingSettings
 
 Values: TypeAlias = dict[str, Any]
 """The values of a trial: ``lr``, other keys of training, options of the method's parts as ``0.lora_alpha``."""
@@ -195,8 +195,11 @@ def _check_key(key: str, tuning: TuningSettings, training: LoopSettings, methods
         if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
             raise HfpatchError(f"tuning.grid: {key!r} must be the same for all trials; leave it out")
         keys = [key for key in type(training).model_fields if key not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
-        if name == "decay_steps" and "wsd" not in (training.schedule, *tuning.grid.get("training.schedule", ())):
-            raise HfpatchError(f"tuning.grid: {key!r} is of training.schedule=wsd, which no trial has; leave it out")
+        schedules = OF_SCHEDULES.get(name)
+        if schedules and not {*schedules} & {training.schedule, *tuning.grid.get("training.schedule", ())}:
+            raise HfpatchError(
+                f"tuning.grid: {key!r} is of training.schedule={' or '.join(schedules)}; try one too, or leave it out"
+            )
         if name not in keys or (inner and name not in _BY_GROUP):
             raise HfpatchError(f"tuning.grid: training has no key {rest!r}{nearest(name, keys)}")
         return

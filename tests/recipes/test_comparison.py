@@ -119,6 +119,8 @@ def test_a_wrong_override_is_named(write, override, parts):
         ("steps: 100", "steps: 50", ["warmup_steps is 50 (the default); must be", "below training.steps (50)"]),
         ("steps: 100", "micro_batch_size: 3", ["micro_batch_size is 3", "divide", "16"]),
         ("steps: 100", "micro_batch_size: 32", ["micro_batch_size is 32", "divide", "16"]),
+        ("steps: 100", "keep_best: true", ["training.keep_best compares evaluations", "set training.evaluate_every"]),
+        ("steps: 100", "min_lr_ratio: 0.1\n  schedule: linear", ["min_lr_ratio is of training.schedule=cosine or wsd"]),
         ("steps: 100", "seeds: [4294967296]", ["training.seeds", "less than 4294967296"]),
         ("steps: 100", "seeds: [1, 1]", ["training.seeds", "twice"]),
         ("steps: 100", "seeds: {looks: [2, 4]}\nquestions: {gain: null, keep: null}", ["looks", "primary question"]),
@@ -169,6 +171,7 @@ def test_a_mistake_of_a_section_made_in_python_is_one_line(values, message):
         ("just words\n", ["contains a text", "mapping"]),
         ("name: !!python/object:os.system x\n", ["not valid YAML"]),
         ("name: \x01\n", ["not valid YAML"]),
+        ('name: "\\ud800"\nmethods: {}\n', ["name is '\\ud800'; must be Unicode text"]),
         ("name: small\n? [a, b]\n: 1\n", ["not valid YAML", "line 2", "a key is a list or a mapping"]),
         ("name: &a [*a]\n", ["not valid YAML", "line 1", "contains itself"]),
         ("name: &a {x: &b [*a, *b]}\n", ["not valid YAML", "contains itself"]),
@@ -248,10 +251,20 @@ def test_reading_a_recipe_imports_no_framework():
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("setting", ["training.patience=2", "training.keep_best=true"])
-def test_what_goes_by_held_out_text_needs_some(setting):
-    message = refused("quickstart", setting, "data.held_out=null")
-    assert f"{setting.partition('=')[0]} needs the loss on held-out text" in message
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("training.patience=2", "training.patience needs the loss on held-out text"),
+        ("training.keep_best=true", "training.keep_best needs the loss on held-out text"),
+        ("training.evaluate_every=5", "training.evaluate_every needs held-out text"),
+        ("data.scored_tokens=9", "data.scored_tokens is of held-out, tuning or retention text"),
+        ("data.seed=1", "data.seed is of held-out, tuning or retention text"),
+    ],
+)
+def test_what_goes_by_held_out_text_needs_some(setting, expected):
+    without = ["data.held_out=null", *(["training.evaluate_every=null"] if setting.startswith("data.") else [])]
+    message = refused("quickstart", setting, *without)
+    assert expected in message
     assert "set data.held_out" in message
     load_recipe("quickstart", [setting, "data.held_out=100"])
 

@@ -27,6 +27,7 @@ def test_bounds():
         ({"chat_template": "none.jinja", "source": "a.txt"}, "data.chat_template is of conversations"),
         ({"chat_template": "none.jinja", "mixture": [{"source": "a"}, {"source": "b"}]}, "is of conversations"),
         ({"mixture": [{"source": "a"}, {"source": "tinyworld/base", "config": "de"}]}, "data.config is of data sets"),
+        ({"append_eos": False, "source": "a.jsonl", "format": "messages"}, "data.append_eos is of texts"),
     ],
 )
 def test_keys_without_an_effect_are_refused(settings, message):
@@ -34,10 +35,11 @@ def test_keys_without_an_effect_are_refused(settings, message):
         DataSettings(**settings)
 
 
-def test_the_template_of_a_mixture_is_that_of_its_conversations():
+def test_the_template_of_a_mixture_is_that_of_its_conversations_and_the_end_that_of_its_texts():
     mixture = [{"source": "a.txt"}, {"source": "b.jsonl", "format": "messages"}]
-    parts = DataSettings(chat_template="chat.jinja", mixture=mixture).parts()
+    parts = DataSettings(chat_template="chat.jinja", append_eos=False, mixture=mixture).parts()
     assert [part.chat_template for part in parts] == [None, "chat.jinja"]
+    assert [part.append_eos for part in parts] == [False, True]
 
 
 @pytest.mark.parametrize(
