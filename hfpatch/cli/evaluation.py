@@ -33,8 +33,11 @@ def read_overrides(given: EvalOptions) -> dict[str, dict[str, Any]]:
     sections: dict[str, dict[str, Any]] = {"model": {}, "evaluation": {}}
     for override in given.overrides or ():
         section, _, key = read_override(override)[0].partition(".")
-        if section not in sections:
-            raise HfpatchError(f"{override}: eval takes keys of a recipe's sections model and evaluation")
+        if section not in sections or not key:
+            raise HfpatchError(
+                f"{override}: eval takes keys in a recipe's sections model and evaluation, such as "
+                "model.load_in_4bit=true"
+            )
         option = "model" if key == "name" else key.partition(".")[0]
         if hasattr(given, option):
             raise HfpatchError(f"{override}: write it as the option --{option.replace('_', '-')}")
@@ -47,17 +50,18 @@ def read_models(given: EvalOptions, more: dict[str, Any]) -> list[ModelSettings]
     named, revision, models = given.model or [], given.revision, []
     if not named:
         raise HfpatchError("--model: missing; give a hub id or a folder")
-    if len(named) > 1:
-        for option, value in (("patch", given.patch), ("baseline", given.baseline), ("scale", given.scale != "1")):
-            if value:
-                raise HfpatchError(
-                    f"--{option}: goes with one --model, not with {len(named)}; compare patches with their base and "
-                    "whole models with each other in two commands"
-                )
-        if given.gguf_file is not None:
+    of_patches = {"--baseline": given.baseline, "--scale": given.scale != "1"}
+    of_patches |= {"--allow-other-base": given.allow_other_base}
+    for option in [option for option, value in {"--patch": given.patch, **of_patches}.items() if value]:
+        if len(named) > 1:
             raise HfpatchError(
-                f"--gguf-file {given.gguf_file}: name the file of each model as --model ORG/REPO/FILE.gguf"
+                f"{option}: goes with one --model, not with {len(named)}; compare patches with their base and whole "
+                "models with each other in two commands"
             )
+        if not given.patch:
+            raise HfpatchError(f"{option}: there is no patch; give --patch DIR")
+    if len(named) > 1 and given.gguf_file is not None:
+        raise HfpatchError(f"--gguf-file {given.gguf_file}: name the file of each model as --model ORG/REPO/FILE.gguf")
     for text in named:
         name, at, pinned = (text, "", "") if Path(text).exists() else text.partition("@")
         if at and not pinned:
@@ -84,6 +88,8 @@ def read_settings(given: EvalOptions, more: dict[str, Any]) -> EvaluationSetting
         name, equals, value = text.rpartition("=")
         if equals and not name:
             raise HfpatchError(f"--limit {text}: no task before the =; write it as TASK=N, or N alone")
+        if name in limits:
+            raise HfpatchError(f"--limit {text}: {name or 'the limit of all tasks'} is given twice; leave one out")
         try:
             limits[name] = float(value)
         except ValueError:
@@ -98,6 +104,8 @@ def read_settings(given: EvalOptions, more: dict[str, Any]) -> EvaluationSetting
         task, equals, column = (part.strip() for part in text.partition("="))
         if not task or not equals:
             raise HfpatchError(f"--cluster {text}: write it as TASK=COLUMN, such as boolq=passage")
+        if task in clusters:
+            raise HfpatchError(f"--cluster {text}: {task} is given twice; leave one out")
         clusters[task] = column or None
     values = {
         "tasks": {name: {"limit": limits.get(name)} for name in names} if limits else names,
@@ -164,6 +172,8 @@ def evaluate(given: EvalOptions) -> None:
         return
     if given.log_samples and given.output is None:
         raise HfpatchError("--log-samples: needs --output DIR, where the samples go")
+    if given.output is not None and not given.cache:
+        raise HfpatchError(f"--no-cache: answers are kept in --output {given.output}; leave one of them out")
     if given.output is not None and given.output.suffix == ".json":
         raise HfpatchError(f"--output {given.output}: is a folder for several files; give one without .json")
     forms = [name for name in ("json", "markdown", "latex") if getattr(given, f"as_{name}")]
