@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -17,21 +18,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with needing_lab():
             return _run(arguments)
     except HfpatchError as error:
-        if prints_errors():  # where there are several processes, one of them
-            print(f"hfpatch: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        return 2
+        return _refuse(str(error))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        if prints_errors():
-            reason = " ".join(str(error).split()) or "it is all in use"
-            print(
-                f"hfpatch: error: not enough memory ({reason[-200:]}); take a smaller size, batch or block",
-                file=sys.stderr,
-            )
-        return 2
+        reason = " ".join(str(error).split()) or "it is all in use"
+        return _refuse(f"not enough memory ({reason[-200:]}); take a smaller size, batch or block")
+    except OSError as error:  # of a path that was given, wherever it is first used
+        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES, errno.EROFS, errno.ENOSPC):
+            raise
+        return _refuse(f"{str(error.filename or 'a file')[:200]}: {error.strerror}; choose another path")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+
+
+def _refuse(mistake: str) -> int:
+    """Print a mistake in one line, where there are several processes one of them, and return the exit code."""
+    if prints_errors():
+        print(f"hfpatch: error: {' '.join(mistake.split())}", file=sys.stderr, flush=True)
+    return 2
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -123,13 +123,16 @@ def report(
     run_dirs: Annotated[
         list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that compare, pretrain or eval wrote.")
     ],
-    out: Annotated[Path | None, typer.Option(help="Where a report of several runs or of some methods goes.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The report's folder; the run's if not given, of several runs or some methods a new one."),
+    ] = None,
     methods: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="Some methods of a run; verdicts are those of the whole comparison."),
     ] = None,
 ) -> None:
-    """Write the report of a run folder again, from its result files; or one report of several comparisons.
+    """Write the report of a run folder again, from its result files; or one of several comparisons or evaluations.
 
     Several comparisons share tables where they measured the same model on the same documents, and are shown one after
     the other where they did not. The figures are written as PDF too.
@@ -160,7 +163,8 @@ def check(
         str | None, typer.Option(help="A part's type, as in a recipe, or package.module:Class; without it every kind.")
     ] = None,
     config_only: Annotated[
-        bool, typer.Option(help="Check a tiny random twin of the model's config.json, without its weights.")
+        bool,
+        typer.Option("--config-only", help="Check a tiny random twin of the model's config.json, without its weights."),
     ] = False,
     gguf_file: options.GgufFile = None,
     revision: options.Revision = None,
@@ -178,6 +182,8 @@ def check(
 
     if given and method is None:
         raise HfpatchError(f"{given[0]}: options belong to a method; name it, as in --method pre_projection")
+    if config_only and dtype != "float32":
+        raise HfpatchError(f"--dtype {dtype}: the twin of --config-only is float32; leave one of them out")
     part = None if method is None else {**dict(read_override(option) for option in given or []), "type": method}
     base = model_settings(model, revision, dtype, trust_remote_code, gguf_file=gguf_file)
     with loading_libraries():
@@ -225,6 +231,10 @@ def inspect(
     """
     if out is not None and not as_html:
         raise HfpatchError(f"--out {out}: is the file of the page; add --html, or leave it out")
+    if allow_other_base and patch is None:
+        raise HfpatchError("--allow-other-base: there is no patch; give --patch DIR")
+    if data_dir is not None and text is None:
+        raise HfpatchError(f"--data-dir {data_dir}: is of hub data sets; name one as --text, or leave it out")
     base = model_settings(model, revision, dtype, trust_remote_code, gguf_file=gguf_file)
     quiet_libraries()
     from hfpatch.runs import inspect as run_inspect
@@ -391,8 +401,8 @@ def export(
 
     written = export_patch(
         patch,
-        out or patch.with_name(f"{patch.name}-standalone"),
-        model=f"{model}/{gguf_file}" if model is not None and gguf_file else model,
+        out or Path(f"{patch if patch.name else patch.resolve()}-standalone"),  # "." has no name
+        model=model if gguf_file is None else f"{model}/{gguf_file}",
         revision=revision,
         dtype=dtype,
         allow_other_base=allow_other_base,

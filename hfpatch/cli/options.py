@@ -39,7 +39,10 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as training.steps=60.")
 ]
 Out = Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe name> if not given.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Skip what is complete and continue the rest.")]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Skip what is complete and continue the rest; where there is no run, start one."),
+]
 Methods = Annotated[
     str | None, typer.Option(metavar="A,B", help="Some of the recipe's methods; the baseline is always among them.")
 ]
@@ -72,8 +75,9 @@ def with_options(
     overrides: list[str] | None, data_dir: Path | None, *, model: str | None = None, gguf_file: str | None = None
 ) -> list[str]:
     """Return the overrides of a recipe, with ``--data-dir``, ``--model`` and ``--gguf-file`` among them."""
-    given = {"data_dir": data_dir, "model.name": model, "model.gguf_file": gguf_file}
-    return [*(overrides or []), *(f"{key}={json.dumps(str(value))}" for key, value in given.items() if value)]
+    options = {"data_dir": data_dir, "model.name": model, "model.gguf_file": gguf_file}
+    given = {key: str(value) for key, value in options.items() if value is not None}
+    return [*(overrides or []), *(f"{key}={json.dumps(value)}" for key, value in given.items())]
 
 
 def read_comparison(

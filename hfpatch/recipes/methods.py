@@ -48,17 +48,17 @@ def check_chosen(chosen: Collection[str], methods: Collection[str], baseline: st
 
 def check_labels(labels: Mapping[str, str], methods: Mapping[str, Parts]) -> None:
     """Refuse a label without a method, one that is not a single short line, and one that two methods share."""
-    seen = {name: name for name in methods if name not in labels}
+    shown = {name: name for name in methods if name not in labels}
     for name, label in labels.items():
         if name not in methods:
             raise HfpatchError(f"labels.{name} is of no method{nearest(name, methods)}")
         if not label.strip() or not label.isprintable() or len(label) > _LONGEST_LABEL:
             raise HfpatchError(f"labels.{name} is {label!r}; must be a line of 1 to {_LONGEST_LABEL} characters")
-        if label in seen:
+        if label in shown:
             raise HfpatchError(
-                f"labels.{name} is {label!r}, which {seen[label]} is called too; give each method its own"
+                f"labels.{name} is {label!r}, which {shown[label]} is called too; give each method its own"
             )
-        seen[label] = name
+        shown[label] = name
 
 
 def check_match(where: str, name: str, part: Mapping[str, Any], methods: Mapping[str, Parts]) -> None:

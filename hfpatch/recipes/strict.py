@@ -116,6 +116,7 @@ class Section(BaseModel):
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)$")
 
 _NODES = 100_000
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; also a byte of a command line that is not UTF-8
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 _WORDING = {
@@ -141,12 +142,12 @@ class _Loader(yaml.SafeLoader):
         return root
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             problem = None
             if not isinstance(key, yaml.ScalarNode):
                 problem = "a key is a list or a mapping; put text that begins with { or [ in quotes"
-            elif key.value in seen:
+            elif key.value in keys:
                 problem = f"the key {key.value!r} is given twice"
             elif key.value == "on":  # a key of questions, which YAML 1.1 reads as true
                 key.tag = _TEXT
@@ -154,7 +155,7 @@ class _Loader(yaml.SafeLoader):
                 problem = f"the key {key.value!r} is not text; put it in quotes"
             if problem is not None:
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -277,6 +278,8 @@ def validate(values: Mapping[str, Any], model: type[Model], source: str) -> Mode
     for key, value in leaves(values):
         if isinstance(value, float) and not math.isfinite(value):
             raise HfpatchError(f"{source}: {key} is {value}; must be a finite number")
+        if isinstance(value, str) and _SURROGATE.search(value):
+            raise HfpatchError(f"{source}: {key} is {value!r}; must be Unicode text")
         if value is not None and not isinstance(value, str | int | float):  # a set or bytes of YAML
             raise HfpatchError(f"{source}: {key} is {value!r}; must be text, a number, true, false or null")
     try:

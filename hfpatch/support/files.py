@@ -217,7 +217,8 @@ def _sync(path: Path) -> None:
 
 def temporary_path(path: Path, kind: Literal["tmp", "old"]) -> Path:
     """Return a new hidden path beside ``path``, named after this machine and process, for its new or old content."""
-    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.{kind}")
+    # not with_name, which refuses "." and "/"
+    return path.parent / f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.{kind}"
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -307,6 +307,33 @@ def test_train_runs_under_a_launcher_on_one_process_and_on_two(capsys, tmp_path,
     assert ours == pytest.approx(theirs, rel=1e-5)
 
 
+LONG = "a" * 300
+RUN = str(Path(__file__).parents[2] / "results" / "quickstart")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["explore", RUN, "--out", "."], ".: cannot be written"),
+        (["explore", RUN, "--out", "/"], "/: cannot be written"),
+        (["export", "."], ".: names no base"),
+        (["export", "/"], "/: names no base"),
+        (["report", LONG], "File name too long"),
+        (["compare", "quickstart", f"data.source={LONG}"], "File name too long; choose another path"),
+        (["compare", "quickstart", f"model.name={LONG}"], "File name too long; choose another path"),
+        (["compare", "quickstart", "--data-dir", "\udcff"], "data_dir is '\\udcff'; must be Unicode text"),
+        (["compare", "quickstart", "--model", ""], "the model has no name"),
+        (["check", "tinyworld/gpt2", "--config-only", "--dtype", "float16"], "the twin of --config-only is float32"),
+        (["inspect", "tinyworld/gpt2", "--allow-other-base"], "--allow-other-base: there is no patch"),
+        (["inspect", "tinyworld/gpt2", "--data-dir", "."], "--data-dir .: is of hub data sets; name one as --text"),
+    ],
+)
+def test_a_path_or_an_option_that_cannot_be_used_is_one_line(capsys, tmp_path, monkeypatch, words, expected):
+    monkeypatch.chdir(tmp_path)
+    assert expected in refused(capsys, *words)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_an_output_folder_without_permission_is_one_line(capsys, tmp_path, recipe):
     locked = tmp_path / "locked"
