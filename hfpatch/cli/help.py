@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from typer import BadParameter
 from typer.core import TyperArgument, TyperGroup, TyperOption
+
+_HOME = re.compile(r"^(--[\w-]+=)?~(?=/|$)")
 
 CommandLineError: type[Exception] = next(kind for kind in BadParameter.__mro__ if kind.__name__ == "ClickException")
 """The error that typer raises for a wrong command line; it has no public name."""
@@ -13,6 +17,11 @@ CommandLineError: type[Exception] = next(kind for kind in BadParameter.__mro__ i
 
 class Group(TyperGroup):
     """The commands, and a help text that takes half of the time of typer's own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words; in ``--out=~/runs`` shells leave the ``~``, which would become a folder of that name."""
+        words = [_HOME.sub(lambda match: f"{match[1] or ''}{Path.home()}", word) for word in args]
+        return list(super().parse_args(ctx, words))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the usage, the description, the options and the commands."""

@@ -334,6 +334,14 @@ def test_a_path_or_an_option_that_cannot_be_used_is_one_line(capsys, tmp_path, m
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.parametrize("words", [["--out=~/x.html"], ["--out", "~/x.html"]])
+def test_the_home_in_an_option_is_no_folder_of_that_name(capsys, tmp_path, monkeypatch, words):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["explore", RUN, *words]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["x.html"]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_an_output_folder_without_permission_is_one_line(capsys, tmp_path, recipe):
     locked = tmp_path / "locked"
