@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from hfpatch.support.ranks import prints_errors
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 2 a mistake in what was given, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack −, · and letters of names
+            stream.reconfigure(errors="replace")
     try:
         with needing_lab():
             return _run(arguments)

@@ -342,6 +342,14 @@ def test_the_home_in_an_option_is_no_folder_of_that_name(capsys, tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["x.html"]
 
 
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "? ? caf?"), ("cp1252", "? · café")])
+def test_letters_that_the_output_lacks_are_replaced(encoding, shown):
+    code = "from hfpatch.__main__ import main; main(['--version']); print('− · café')"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
+    assert done.stdout.decode(encoding).splitlines()[1] == shown
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_an_output_folder_without_permission_is_one_line(capsys, tmp_path, recipe):
     locked = tmp_path / "locked"
