@@ -63,36 +63,41 @@ def document_losses(
     autocast: str | None = None,
     process: int = 0,
     processes: int = 1,
+    kinds: npt.NDArray[Any] | None = None,
 ) -> npt.NDArray[np.float64]:
     """Return this process's part of each document's loss; over all processes the ratio of the sums is `mean_loss`.
 
     .. math::
         loss_d = sum over the predicted tokens t of document d, in whichever rows they are, of -log p(t | row before t)
 
-    A token belongs to the document that it is from (``blocks.owners``), also where the row began with another one. The
-    model is not wrapped; other arguments are those of `mean_loss`.
+    A token belongs to the document that it is from (``blocks.owners``), also where the row began with another one; or
+    to one of ``kinds`` (blocks, block_size), -1 where it does not count. The model is not wrapped; other arguments are
+    those of `mean_loss`.
 
     Returns:
-        (documents, 2) nats and predicted tokens of each document.
+        (documents, 2) nats and predicted tokens of each document, or of each kind.
 
     Raises:
         ValueError: if the blocks do not know their documents.
     """
     if blocks.owners is None:
         raise ValueError("the blocks do not know their documents")
-    given: Any = {"batch_size": batch_size, "autocast": autocast, "process": process, "processes": processes}
-    return _losses_by(blocks.owners, int(blocks.owners.max()) + 1, model, blocks, **given)
+    kinds = blocks.owners if kinds is None else kinds
+    device, sums = next(model.parameters()).device, np.zeros((int(kinds.max()) + 1, 2))
+    with torch.no_grad(), evaluating(model), loss_in_forward(model, by_token=True):
+        for start, rows, batch in batches_of(blocks, batch_size, device, process, processes):
+            with autocast_context(autocast, device):
+                losses = model(**batch, use_cache=False).loss[:, :-1]  # (batch, seq - 1), at the place before the token
+            predicted = torch.stack([row["labels"] for row in rows])[:, 1:].numpy() != IGNORE
+            kind = kinds[start : start + len(rows), 1:]
+            if predicted.any():
+                counted = predicted & (kind >= 0)
+                values = losses.double().cpu().numpy()[counted]
+                np.add.at(sums, kind[counted], np.stack([values, np.ones_like(values)], axis=1))
+    return sums
 
 
-def start_losses(
-    model: nn.Module,
-    blocks: TokenBlocks,
-    *,
-    batch_size: int,
-    autocast: str | None = None,
-    process: int = 0,
-    processes: int = 1,
-) -> npt.NDArray[np.float64]:
+def start_losses(model: nn.Module, blocks: TokenBlocks, **passes: Any) -> npt.NDArray[np.float64]:
     """Return this process's part of the losses where documents begin, and where blocks begin inside a document.
 
     Of each piece the first 16 predicted tokens count, in the first 64 blocks. Arguments are those of `document_losses`.
@@ -114,35 +119,8 @@ def start_losses(
             counted = start + np.flatnonzero(predicted[start:stop])[:_START_TOKENS]
             row[counted] = int(owners[start]) in begun
             begun.add(int(owners[start]))
-    given: Any = {"batch_size": batch_size, "autocast": autocast, "process": process, "processes": processes}
-    return _losses_by(kinds, 2, model, blocks, **given)
-
-
-def _losses_by(
-    kinds: npt.NDArray[Any],
-    count: int,
-    model: nn.Module,
-    blocks: TokenBlocks,
-    *,
-    batch_size: int,
-    autocast: str | None,
-    process: int,
-    processes: int,
-) -> npt.NDArray[np.float64]:
-    """Return (count, 2) nats and predicted tokens by kind; ``kinds`` (blocks, block_size) is -1 where none counts."""
-    device = next(model.parameters()).device
-    sums = np.zeros((count, 2))
-    with torch.no_grad(), evaluating(model), loss_in_forward(model, by_token=True):
-        for start, rows, batch in batches_of(blocks, batch_size, device, process, processes):
-            with autocast_context(autocast, device):
-                losses = model(**batch, use_cache=False).loss[:, :-1]  # (batch, seq - 1), at the place before the token
-            predicted = torch.stack([row["labels"] for row in rows])[:, 1:].numpy() != IGNORE
-            kind = kinds[start : start + len(rows), 1:]
-            if predicted.any():
-                counted = predicted & (kind >= 0)
-                values = losses.double().cpu().numpy()[counted]
-                np.add.at(sums, kind[counted], np.stack([values, np.ones_like(values)], axis=1))
-    return sums
+    sums = document_losses(model, blocks, kinds=kinds, **passes)
+    return np.concatenate([sums, np.zeros((2 - len(sums), 2))])  # there may be no later pieces
 
 
 def batches_of(
