@@ -35,13 +35,13 @@ class Example(NamedTuple):
         text: the whole text.
         learned: the start and end of each stretch of characters that is learned.
         templated: whether a chat template wrote it, special tokens and ends of turns included.
-        says: the text of each message, or of the prompt and the completion, and whether it is learned.
+        parts: the text of each message, or of the prompt and the completion, and whether it is learned.
     """
 
     text: str
     learned: list[tuple[int, int]]
     templated: bool
-    says: list[tuple[str, bool]]
+    parts: list[tuple[str, bool]]
 
 
 class Encoded(NamedTuple):
@@ -90,8 +90,8 @@ class Completions:
                 continue
             prompt, completion = value["prompt"], value["completion"]
             if isinstance(prompt, str):
-                text, says = prompt + completion, [(prompt, False), (completion, True)]
-                examples.append(Example(text, [(len(prompt), len(text))], False, says))
+                text, parts = prompt + completion, [(prompt, False), (completion, True)]
+                examples.append(Example(text, [(len(prompt), len(text))], False, parts))
             else:
                 examples.append(self._conversation(prompt + completion, len(prompt), given))
 
@@ -117,7 +117,7 @@ class Completions:
                 # The whole, each reply with the messages before it, and each message; a long learned one is a document.
                 digests = self._digester.document(example.text, ids)
                 digests += [(digest(example.text[:end]), True) for _, end in example.learned]
-                digests += [(digest(reply), counts and len(reply) >= LONG) for reply, counts in example.says]
+                digests += [(digest(reply), counts and len(reply) >= LONG) for reply, counts in example.parts]
                 encodings[index] = Encoded(ids, mask, digests)
         return [encoding for encoding in encodings if encoding is not None]
 
@@ -129,10 +129,10 @@ class Completions:
         render = partial(self._render, given)
         text, marked = render(messages, marks=True)
         replies = [index for index, message in enumerate(messages) if message["role"] == ASSISTANT and index >= first]
-        says = [(str(message.get("content", "")), index in replies) for index, message in enumerate(messages)]
+        parts = [(str(message.get("content", "")), index in replies) for index, message in enumerate(messages)]
         if marked:
             begin = len(render(messages[:first])[0]) if first else 0
-            return Example(text, [pair for pair in marked if pair[0] >= begin], True, says)
+            return Example(text, [pair for pair in marked if pair[0] >= begin], True, parts)
         turns = []
         for index in replies:
             before = render(messages[:index], reply=True)[0] if index else ""
@@ -144,7 +144,7 @@ class Completions:
                     f"replies as data.chat_template (the conversation begins {_short(messages)})"
                 )
             turns.append((len(before), len(after)))
-        return Example(text, turns, True, says)
+        return Example(text, turns, True, parts)
 
     def _render(
         self, given: dict[str, Any], messages: Messages, *, reply: bool = False, marks: bool = False

@@ -65,8 +65,8 @@ class Digests:
         _, number = np.unique(values, return_inverse=True)
         having = np.bincount(number[first])  # groups with each value, and with a document that is it
         being = np.bincount(number[first], weights=whole[first])
-        of_own = whole[first][np.cumsum(first) - 1]  # whether the entry's group has such a document
-        elsewhere = np.where(whole, having[number] > 1, being[number] > of_own)
+        group_is = whole[first][np.cumsum(first) - 1]  # whether the entry's group has such a document
+        elsewhere = np.where(whole, having[number] > 1, being[number] > group_is)
         return np.isin(np.arange(len(groups)), self.documents[order][elsewhere])
 
     def among(self, others: Digests, count: int) -> Flags:

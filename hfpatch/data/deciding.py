@@ -87,11 +87,11 @@ def choose_documents(
         np.arange(count) if source.groups is None else source.groups
         for source, count in zip(sources, counts, strict=True)
     ]
-    every = np.concatenate([ids + first for ids, first in zip(groups, firsts, strict=False)])
-    repeated = read_alike = np.zeros(len(every), np.bool_)
+    all_groups = np.concatenate([ids + first for ids, first in zip(groups, firsts, strict=False)])
+    repeated = read_alike = np.zeros(len(all_groups), np.bool_)
     if any(source.held_out or source.tuning for source in sources):
-        repeated = Digests.join([source.digests for source in sources], counts).repeated(every)
-        read_alike = Digests.join([source.read or source.digests for source in sources], counts).repeated(every)
+        repeated = Digests.join([source.digests for source in sources], counts).repeated(all_groups)
+        read_alike = Digests.join([source.read or source.digests for source in sources], counts).repeated(all_groups)
     choices, notes = [], list[str]()
     for source, ids, first in zip(sources, groups, firsts, strict=False):
         part = slice(first, first + len(ids))
@@ -205,8 +205,8 @@ def digest_tasks(
             read, texts = ([text.encode("utf-8", "replace").decode() for text in side] for side in document)
             parts = {part for text in texts for part in (text, *text.splitlines())}
             by_task[name].append((set(read) - {""}, parts - {""}))
-    every = {part for documents in by_task.values() for readings in documents for part in set.union(*readings)}
-    by_text = {text: [digester.text(text)] for text in sorted(every)}
+    all_texts = {part for documents in by_task.values() for readings in documents for part in set.union(*readings)}
+    by_text = {text: [digester.text(text)] for text in sorted(all_texts)}
     if with_ids and by_text:  # which takes ten times as long
         encoded = digester.tokenizer(list(by_text), add_special_tokens=False, verbose=False)["input_ids"]
         for digests, ids in zip(by_text.values(), encoded, strict=True):

@@ -41,7 +41,7 @@ class Rows:
         template: the text around a prompt, ``{}`` in its place.
         group: the column that names each row's group.
         beginning: what the text of a group's first row matches.
-        unread: the other columns that were found.
+        unread: the other columns of the source.
     """
 
     format: Format = "text"

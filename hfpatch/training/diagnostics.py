@@ -122,10 +122,10 @@ def diagnose(
         predicted = (batch["labels"] != IGNORE).long()
         means.begin(tokens_of({**batch, "attention_mask": predicted.flip(-1).cummax(-1).values.flip(-1)}))
 
-    def add(heard: PathOutput) -> None:
-        f, anchor = heard.f.float(), heard.anchor.float()
-        numbers = [norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1), norm_ratio(f, heard.x)]
-        means.add((block_of(heard.at), heard.target), torch.stack(numbers, dim=-1))
+    def add(output: PathOutput) -> None:
+        f, anchor = output.f.float(), output.anchor.float()
+        numbers = [norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1), norm_ratio(f, output.x)]
+        means.add((block_of(output.at), output.target), torch.stack(numbers, dim=-1))
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(loss_in_forward(model))  # which runs the model, too

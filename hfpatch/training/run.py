@@ -198,8 +198,10 @@ def open_folder(run: Run, *, resume: bool) -> None:
         run.state = run.checkpoint.state
 
     # Processes that see another checkpoint or other data, as machines without a shared folder would.
-    seen = gather_object([(run.start, run.blocks.sha256, run.plan.sha256)])
-    for what, values in zip(("checkpoint", "training blocks", "batch plan"), zip(*seen, strict=True), strict=True):
+    by_process = gather_object([(run.start, run.blocks.sha256, run.plan.sha256)])
+    for what, values in zip(
+        ("checkpoint", "training blocks", "batch plan"), zip(*by_process, strict=True), strict=True
+    ):
         if len(set(values)) > 1:
             raise HfpatchError(
                 f"the processes see different things ({what}: {', '.join(sorted({str(value) for value in values}))}); "
