@@ -55,4 +55,5 @@ def describe_documents(blocks: TokenBlocks, tokenizer: PreTrainedTokenizerBase) 
                 for number, edge in enumerate(edges):  # begin, end, begin, ... of stretches that are predicted
                     size = counter.count(tokens[:edge].tolist())
                     sizes[document] += size if number % 2 else -size
-    return Documents([digest.hexdigest()[:16] for digest in digests], sizes, blocks.groups)
+    groups = None if blocks.groups is None else blocks.groups[:count]  # a stream may end before its last documents
+    return Documents([digest.hexdigest()[:16] for digest in digests], sizes, groups)

@@ -1,5 +1,7 @@
 """Which document each token of held-out blocks is from, and the bytes of its text."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from draws import drawn
@@ -88,6 +90,12 @@ def test_hashes_tell_documents_apart_and_text_to_train_on_keeps_none(source, tok
     chosen = DataSettings(source=str(source), block_size=SIZE, held_out=2)
     with pytest.raises((ValueError, HfpatchError), match="do not know their documents"):
         describe_documents(load_splits(chosen, tokenizer).train, tokenizer)
+
+
+def test_documents_beyond_the_last_row_have_neither_hash_nor_group(source, tokenizer):
+    blocks = load(source, tokenizer, "stream")
+    described = describe_documents(replace(blocks, groups=np.arange(len(KEPT) + 3, dtype=np.int32)), tokenizer)
+    assert len(described.groups) == len(described.bytes) == len(described.hashes) == int(blocks.owners.max()) + 1
 
 
 def test_a_mixture_has_the_documents_of_one_source_after_the_other(source, tokenizer, tmp_path):
