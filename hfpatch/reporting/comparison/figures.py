@@ -162,7 +162,7 @@ def training(results: ComparisonResults) -> Figure | None:
         limit = 1.12 * plots.robust_limit(shares, 4.0)
         axes[1].set_ylim(-limit, limit)
     elif len(curves) > 1:
-        axes[1].set(title=f"Training loss less that of {short(reference)}", ylabel="nats per token   ↓ better")
+        axes[1].set(title=f"Loss less that of {short(reference)}", ylabel="nats per token   ↓ better")
         if any(sizes):
             limit = 1.1 * plots.robust_limit(sizes)
             axes[1].set_ylim(-limit, limit)

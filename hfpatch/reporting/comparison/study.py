@@ -41,7 +41,7 @@ def diagnostics(results: ComparisonResults) -> Figure | None:
         marker = "o" if any(steps.size == 1 for steps, *_ in points) else ""  # one step alone is no line
         for part, what, ax in ((1, "‖f‖/‖x‖", axes[2 * i]), (2, "angle of f and A, °", axes[2 * i + 1])):
             plots.layer_lines(ax, [(by[0], by[part]) for by in points], marker=marker, linewidth=1.3)
-            ax.set_title(f"{short(title)}: {what}")
+            ax.set(title=short(title), ylabel=what)
             plots.integer_axis(ax, "step", _FEW_TICKS)
         axes[2 * i].set_ylim(bottom=0)
         axes[2 * i + 1].axhline(90, color=MUTED, linewidth=0.8)

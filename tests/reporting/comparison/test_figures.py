@@ -1,8 +1,10 @@
 """The figures of a comparison: what they draw is what the results contain."""
 
+import itertools
 import math
 
 import pytest
+from matplotlib.text import Text
 from reporting.big import write_big_run
 from reporting.conftest import read_csv, texts_of
 
@@ -48,11 +50,17 @@ def test_figures_are_those_that_there_is_something_for_and_the_same_bytes_every_
 
 def test_training_shows_loss_difference_to_the_lora_and_held_out_loss_where_it_was_measured(results):
     figure = training(results)
-    assert titles(figure) == ["Training loss", "Training loss less that of lora"]
+    assert titles(figure) == ["Training loss", "Loss less that of lora"]
     assert all("nats per token" in ax.get_ylabel() for ax in figure.axes)
     assert "baseline" not in texts_of(to_svg(figure))
     measured = Curve(steps=[1, 2], loss=[3.0, 2.0], seeds=1, held_out={2: 2.5})
     shorter = Curve(steps=[2, 3], loss=[2.5, 1.0], seeds=1)
+    long = {"a_lora_of_the_size_of_it_1": results.methods["lora"].model_copy(update={"curve": measured})}
+    figure = training(results.model_copy(update={"methods": long | results.methods}))
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.findobj(Text) if text.get_text() in titles(figure)]
+    assert len(boxes) == 3
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
     figure = training(having(results, "curve", None, lora=measured, pre_projection_skip=shorter))
     assert titles(figure)[2] == "Loss on held-out text"
     skip, lora = [[2.0, 2.5], [3.0, 1.0]], [[1.0, 3.0], [2.0, 2.0]]
