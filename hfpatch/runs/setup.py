@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -219,6 +220,8 @@ class ComparisonSetup(Setup):
         finally:
             unpatch(model)
         if hash_weights(model) != self.base.sha256:
+            if saved is None:
+                shutil.rmtree(run.folder, ignore_errors=True)  # else a resumed training would end without a step
             raise HfpatchError(
                 f"methods.{run.variant} changed the base's own weights, so that nothing measured with it can be "
                 "trusted; leave out options that train the base, such as LoRA's bias or modules_to_save"

@@ -281,9 +281,9 @@ class TrainEvalSession:
                     measured = {"final_eval_loss": loss_of(losses.tolist()), "losses": losses.tolist()}
                     diverged = {"diverged_step": outcome.steps}
                     trained = trained.model_copy(update=measured if np.isfinite(losses).all() else diverged)
-            if PartialState().is_main_process:
-                trained.write(run.paths.training)
-            PartialState().wait_for_everyone()
+        if PartialState().is_main_process:  # last, as the base may turn out to have changed
+            trained.write(run.paths.training)
+        PartialState().wait_for_everyone()
 
     def _evaluate(self, run: PlannedRun) -> None:
         """Evaluate the bare base or what was saved, and write the run's result; a run that diverged has no scores.

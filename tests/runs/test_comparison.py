@@ -511,12 +511,24 @@ def test_a_metric_that_compares_nothing_stops_before_any_training(recipe, tmp_pa
     assert [path.name for path in (tmp_path / "run" / "runs").iterdir()] == ["baseline"]
 
 
-def test_a_method_that_changes_the_base_is_refused(model_folder, tmp_path):
-    methods = {"baseline": [], "lora": [{"type": "lora", "r": 2, "bias": "all"}]}
-    message = refused(compare, make_recipe(model_folder, methods), tmp_path / "out")
-    assert "methods.lora" in message
-    assert "base" in message
-    assert not (tmp_path / "out" / "runs" / "lora" / "seed-0" / "result.json").exists()
+def test_a_method_that_changes_the_base_is_refused(recipe, tmp_path, monkeypatch):
+    """Again where it is resumed: nothing that was trained counts as complete."""
+    real = hfpatch.runs.train_eval.train_probe
+
+    def changing(model, on_step, **options):
+        base = next(parameter for parameter in model.parameters() if not parameter.requires_grad)
+
+        def step(record):
+            base.data += 1e-3
+            on_step(record)
+
+        return real(model, on_step=step, **options)
+
+    monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", changing)
+    for _ in range(2):
+        message = refused(train, recipe, "lora", tmp_path / "out", resume=True)
+        assert "lora · seed 0: methods.lora changed the base's own weights" in message
+        assert not (tmp_path / "out" / "runs" / "lora" / "seed-0").exists()
 
 
 def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp_path, capsys):

@@ -22,13 +22,13 @@ from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, pretrain_study
-from hfpatch.runs.engines import forking, processes
+from hfpatch.runs.engines import forking, processes, work
 from hfpatch.runs.engines.driver import Engine, open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS
 from hfpatch.runs.locks import FOLDER
 from hfpatch.runs.plan import Plan, PlannedRun, Unit
-from hfpatch.runs.records import Entry
+from hfpatch.runs.records import Entry, Identity
 from hfpatch.support.files import read_json
 from hfpatch.support.signals import sigterm_kept
 from hfpatch.training.records import MetricsFile
@@ -245,6 +245,33 @@ class Seats:
             return None
 
         return SimpleNamespace(ended=ended, end=lambda: None)
+
+
+def test_a_unit_that_fails_hands_its_inputs_to_no_other(tmp_path, monkeypatch):
+    """Its method may have changed the base."""
+
+    class Session:
+        setup, loaded = SimpleNamespace(shared=Identity(), plans={}, matmul=None), 0
+
+        def __init__(self, plan):
+            Session.loaded += 1
+
+        def set_up(self):
+            pass
+
+        def complete(self, unit):
+            if unit.run.name == "a":
+                raise HfpatchError("changed the base")
+
+    monkeypatch.setattr(work, "TrainEvalSession", Session)
+    plan, queue = session_of(tmp_path, "abc")[0].plan, tmp_path / ".queue"
+    queue.mkdir()
+    worker = work.Worker(work.Job(plan, queue, {}, tmp_path, 1, EngineSettings(jobs=1)), 0)
+    for number, error in enumerate(("changed the base", None, None)):
+        Entry().write(queue / f"{number}.json")
+        assert worker.attempt(number)
+        assert Entry.find(queue / f"{number}.json").error == error
+    assert Session.loaded == 2
 
 
 def test_a_unit_begun_on_another_machine_in_the_last_moment_is_left_unlocked(tmp_path):

@@ -157,6 +157,8 @@ class Worker:
                     traceback_file.parent.mkdir(parents=True, exist_ok=True)
                     traceback_file.write_text("".join(traceback.format_exception(problem)), encoding="utf-8")
                     error += f"; its traceback is in {traceback_file}"
+        if error is not None:
+            self._session = None  # its inputs may have changed
         messages = [str(warning.message) for warning in caught if warning.filename.startswith(_PACKAGE)]
         return entry.model_copy(update={"ended": True, "error": error, "warnings": messages})
 
