@@ -156,15 +156,12 @@ def test_a_loss_above_the_base_s_asks_for_no_more_rates(tmp_path):
 def test_a_trial_that_diverged_is_never_the_best_and_all_of_them_leave_the_lowest_rate(tmp_path):
     infinite = dict.fromkeys((0.1, 0.2, 0.05, 0.025), math.inf)
     losses = {"a": infinite, "b": {0.1: 3.0, 0.2: math.inf, 0.05: 4.0, 0.025: 5.0}}
-    tuning, trials, _ = outcomes(tmp_path, losses)
+    tuning, trials, results = outcomes(tmp_path, losses)
     assert [trial for trial in trials if trial.startswith("a")] == ["a 0.1", "a 0.2", "a 0.05", "a 0.025"]
     assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.025}, {"lr": 0.1}]
     assert best_of(tuning.outcomes(), "a").loss == math.inf
 
-
-def test_what_was_found_is_the_same_in_memory_and_in_the_file(tmp_path):
-    infinite = dict.fromkeys((0.1, 0.2, 0.05, 0.025), math.inf)
-    _, _, results = outcomes(tmp_path, {"a": infinite, "b": {**infinite, 0.1: 3.0}})
+    # The same in memory and in the file
     assert TuningResults.model_validate_json(json.dumps(results.to_json(), allow_nan=False)) == results
     assert (results.chosen["a"].loss, results.chosen["a"].edge, results.chosen["a"].is_tuned) == (None, None, False)
     assert results.chosen["b"].is_tuned
