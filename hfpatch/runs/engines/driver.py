@@ -140,9 +140,8 @@ class _Dispatch:
         self.entries: dict[int, Entry] = {}  # of the units in the queue, as they were last read
         self.started: dict[int, tuple[int, Worker]] = {}  # workers and their slots, by their seats
         self.reasons: dict[int, str] = {}  # how workers ended, by their seats
-        self.last_used = -1  # the last seat whose worker has begun a unit
-        self.last_failed = -1  # the last seat that had a worker when a start was seen to have failed
-        self.failed_starts = 0  # one after the other
+        self.failed_starts = 0  # one after the other: workers that ended before they, or later ones, began a unit
+        self.next_start = 0  # the first seat whose worker's end would be another failed start
         self.waiting_since = time.monotonic()
 
     def run(self) -> None:
@@ -209,9 +208,8 @@ class _Dispatch:
             self.started.pop(seat)[1].end()
         self.reasons |= ended
         next_seat = len(self.started) + len(self.reasons)
-        # What ends workers that were started before it is one failed start, seen at one look or at several
-        if max(ended, default=-1) > max(self.last_used, self.last_failed):
-            self.last_failed, self.failed_starts = next_seat - 1, self.failed_starts + 1
+        if max(ended, default=-1) >= self.next_start:  # others ended with an earlier one, as for want of memory
+            self.failed_starts, self.next_start = self.failed_starts + 1, next_seat
             if self.failed_starts == TRIES and self.started:
                 text = f"workers cannot be started ({ended[max(ended)]}), so those that work complete the runs"
                 warnings.warn(text, stacklevel=2)
@@ -236,8 +234,8 @@ class _Dispatch:
         self.entries[number] = entry
         if entry.attempts > before.attempts:
             shown = {}
-            if entry.seat > self.last_used:
-                self.last_used, self.failed_starts = entry.seat, 0
+            if entry.seat >= self.next_start:
+                self.failed_starts, self.next_start = 0, entry.seat + 1
             self.progress.placed(name, unit.action, entry.node)
         if not entry.ended and entry.seat not in (-1, *self.started):
             reason = self.reasons[entry.seat]
