@@ -17,7 +17,7 @@ from tqdm import tqdm
 from hfpatch.errors import HfpatchError
 from hfpatch.support.files import hash_values, sha256_file
 
-_MODULES = ("lm_eval.api.task", "lm_eval.api.model", "lm_eval.models.huggingface")
+_MODULES = ("lm_eval.api.task", "lm_eval.models.huggingface")
 _LOGGERS = ("lm_eval", "datasets", "transformers.tokenization_utils_base")
 
 

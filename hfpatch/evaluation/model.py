@@ -9,7 +9,7 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -163,7 +163,6 @@ class HfpatchLM(HFLM):
         self.left_out: dict[int, str] | None = None
         self.ranks = Ranks()
         self._token_budget = token_budget
-        self._encoded: dict[str, list[int]] = {}
         self._probed: tuple[list[torch.nn.Module], Scorer] | None = None
 
     def _create_model(self, pretrained: str, *arguments: Any, gguf_file: str | None = None, **options: Any) -> None:
@@ -260,48 +259,37 @@ class HfpatchLM(HFLM):
         self.prompts.add_texts(requests)
         self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
 
-    def tok_encode(self, string: str, *arguments: Any, **options: Any) -> list[int]:
-        """Return a text's tokens, as HFLM does."""
-        if not arguments and not options and string in self._encoded:
-            return self._encoded[string]
-        return cast("list[int]", super().tok_encode(string, *arguments, **options))
-
     def _score_texts(self, requests: Sequence[Any]) -> list[tuple[Score, int]]:
         """Return the score and the number of tokens of each continuation."""
         if self.enable_thinking:
             raise HfpatchError("enable_thinking: a log-likelihood has no thoughts before it; use it to generate only")
         self.prompts.add_texts(requests)
-        with self._encoded_together([request.args for request in requests]):
-            encoded = [(request.args, *self._encode_pair(*request.args)) for request in requests]
+        encoded = list(self._encode([request.args for request in requests]))
         scores = self._loglikelihood_tokens(encoded, requests)
         return [(score, len(targets)) for score, (_, _, targets) in zip(scores, encoded, strict=True)]
 
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the tokens of both as HFLM does, with the first token of a row in place of an empty context."""
-        if context:
-            return cast("tuple[list[int], list[int]]", super()._encode_pair(context, continuation))
-        tokens = self.tok_encode(continuation, add_special_tokens=False)
-        if tokens[:1] == [self.prefix_token_id]:
-            return tokens[:1], tokens[1:]
-        return [self.prefix_token_id], tokens
+    def _encode(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Encoded]:
+        """Yield the texts of a context and a continuation, and their tokens, split as HFLM splits them.
 
-    @contextmanager
-    def _encoded_together(self, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
-        """Encode all texts that `_encode_pair` will ask for in one call of the tokenizer, which is faster."""
-        texts: dict[str, None] = {}
-        for context, continuation in pairs:
-            if context:
-                texts[context.rstrip()] = texts[context + continuation] = None
-        start = self.tokenizer.decode(self.prefix_token_id)
+        White space at the end of a context is scored with the continuation. An empty context is the first token of a
+        row. The tokenizer encodes many texts at once, which is faster.
+        """
+        stripped = [context.rstrip() for context, _ in pairs]
+        wholes = [context + continuation for context, continuation in pairs if context]
+        texts = dict.fromkeys(filter(None, stripped + wholes))
+        start, tokens = self.tokenizer.decode(self.prefix_token_id), {"": cast("list[int]", self.tok_encode(""))}
         special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
-        try:
-            for begins, options in ((False, special), (True, {"add_special_tokens": False})):  # as a chat template does
-                alike = [text for text in texts if text and has_bos_prefix(text, start) is begins]
-                if alike:
-                    self._encoded |= zip(alike, self.tokenizer(alike, **options)["input_ids"], strict=True)
-            yield
-        finally:
-            self._encoded = {}
+        for begins, options in ((False, special), (True, {"add_special_tokens": False})):  # as a chat template does
+            alike = [text for text in texts if has_bos_prefix(text, start) is begins]
+            if alike:
+                tokens |= zip(alike, self.tokenizer(alike, **options)["input_ids"], strict=True)
+        for (context, continuation), text in zip(pairs, stripped, strict=True):
+            if context:
+                first, rest = tokens[text], tokens[context + continuation][len(tokens[text]) :]
+            else:
+                first, rest = [self.prefix_token_id], self.tok_encode(continuation, add_special_tokens=False)
+                rest = rest[1:] if rest[:1] == first else rest
+            yield (context, continuation), first, rest
 
     def _loglikelihood_tokens(self, encoded: Sequence[Encoded], requests: Sequence[Any] = ()) -> list[Score]:
         """Return the score of each ``(texts, context tokens, continuation tokens)``; errors name its request."""
