@@ -98,38 +98,33 @@ def _layers_with_positions(base: Any) -> set[int]:
     if base in _TRIED:
         return _TRIED[base]
     sites, inputs = find_sites(base), dict[int, Tensor]()
-    outputs: dict[int, list[Tensor]] = {site.layer: [] for site in sites}
-    embeddings: dict[int, list[list[Tensor]]] = {site.layer: [] for site in sites}
+    calls: dict[int, list[list[Tensor]]] = {site.layer: [] for site in sites}  # the output, the position embeddings
 
     def enter(layer: int, names: tuple[str, ...], _module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        leaves = tree_leaves(kwargs.get("position_embeddings"))
-        embeddings[layer].append([leaf for leaf in leaves if isinstance(leaf, Tensor)])
         return replace_hidden(names, args, kwargs, inputs.setdefault(layer, hidden_argument(args, kwargs)))
 
-    def leave(layer: int, _module: nn.Module, _args: Any, output: Any) -> None:
-        outputs[layer].append(output if isinstance(output, Tensor) else output[0])
-
-    def is_reached(layer: int) -> bool:
-        first, last = embeddings[layer][0], embeddings[layer][-1]
-        return not first or not all(map(torch.equal, first, last))
+    def leave(layer: int, _module: nn.Module, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        embeddings = tree_leaves(kwargs.get("position_embeddings"))
+        hidden = output if isinstance(output, Tensor) else output[0]
+        calls[layer].append([hidden, *(leaf for leaf in embeddings if isinstance(leaf, Tensor))])
 
     if "position_ids" not in signature(base.base_model.forward).parameters:
-        return set(outputs)  # nothing can be tried
+        return set(calls)  # nothing can be tried
     tokens = torch.arange(_PROBE_TOKENS)[None]
     # with a mask, distances of two do not begin a document
     batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     handles = []
     for site in sites:
-        entering = partial(enter, site.layer, argument_names(site.attention))
+        entering, leaving = partial(enter, site.layer, argument_names(site.attention)), partial(leave, site.layer)
         handles.append(site.attention.register_forward_pre_hook(entering, with_kwargs=True, prepend=True))
-        handles.append(site.attention.register_forward_hook(partial(leave, site.layer)))
+        handles.append(site.attention.register_forward_hook(leaving, with_kwargs=True))
     with hooked(handles):
         run(base, [{**batch, "position_ids": distance * tokens} for distance in (1, 2)], lambda _: None)
-    _TRIED[base] = {
-        layer
-        for layer, of_layer in outputs.items()
-        if not torch.equal(of_layer[0], of_layer[-1]) or not is_reached(layer)
-    }
+    _TRIED[base] = set()
+    for layer, (first, *_, last) in calls.items():
+        same, *same_embeddings = map(torch.equal, first, last)
+        if not same or (same_embeddings and all(same_embeddings)):
+            _TRIED[base].add(layer)
     return _TRIED[base]
 
 
