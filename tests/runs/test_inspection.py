@@ -118,7 +118,7 @@ def test_a_model_from_scratch_shows_its_own_f(tmp_path):
     (text := tmp_path / "stories.txt").write_text("One day.\n<|endoftext|>\nAnother day, another walk.\n" * 40)
     results = inspect(ModelSettings(name=str(tmp_path / "nonlinear")), None, text=str(text), tokens=60)
     assert [(row.layer, row.adapter, row.target) for row in results.query_sizes] == [
-        (0, "own", "query"), (1, "own", "query"),
+        (0, "built-in", "query"), (1, "built-in", "query"),
     ]  # fmt: skip
     assert all(len(row.head_sizes) == 2 and row.size > 0 for row in results.query_sizes)
     assert any("counts as 0" in note for note in results.notes)
