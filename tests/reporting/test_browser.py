@@ -163,6 +163,10 @@ def test_a_heading_sorts_up_down_and_back(visit):
     page.locator("#differences thead th button").nth(2).click()
     signed = [float(text.split()[0].replace("−", "-")) for text in column(page, "differences", 2)]
     assert signed == sorted(signed)
+    page = visit("study")
+    index = [text.split("\n")[0] for text in page.locator("#headline thead th").all_inner_texts()].index("params")
+    page.locator("#headline thead th button").nth(index).click()
+    assert column(page, "headline", index)[0] == "900k"  # and not "1M"
 
 
 def test_filters_hide_rows_and_tell_how_many_remain(visit):

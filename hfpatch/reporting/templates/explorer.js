@@ -23,8 +23,8 @@
 
   const keys = ["run", "axis", "method", "gain", "low", "high", "text", "verdict", "parameters", "seconds", "memory", "seeds"];
   const entries = data.rows.map((row) => {
-    const entry = Object.fromEntries(keys.map((key, place) => [key, row[place]]));
-    entry.axis = { ...data.axes[entry.axis], place: entry.axis };
+    const entry = Object.fromEntries(keys.map((key, index) => [key, row[index]]));
+    entry.axis = { ...data.axes[entry.axis], index: entry.axis };
     entry.run = data.runs[entry.run];
     entry.verdict = data.verdicts[entry.verdict];
     entry.searched = [entry.method, entry.run.label, entry.axis.model, entry.axis.task, entry.axis.metric, entry.verdict].join(" ").toLowerCase();
@@ -77,7 +77,7 @@
     const panels = new Map();
     for (const entry of shown) {
       const machine = cost === "parameters" ? null : entry.run.machine;
-      const key = `${entry.axis.place} ${machine}`;
+      const key = `${entry.axis.index} ${machine}`;
       if (!panels.has(key)) panels.set(key, { axis: entry.axis, machine, entries: [] });
       panels.get(key).entries.push(entry);
     }
@@ -86,11 +86,11 @@
   const isBetter = (entry) => entry.verdict === "better";
   // What nothing else beats at the same or a lower cost, by cost; of equals the first.
   const front = (points, cost) => {
-    const found = [];
+    const best = [];
     for (const entry of [...points].sort((a, b) => a[cost] - b[cost] || b.gain - a.gain)) {
-      if (entry.gain > (found.length ? found[found.length - 1].gain : 0)) found.push(entry);
+      if (entry.gain > (best.at(-1)?.gain ?? 0)) best.push(entry);
     }
-    return found;
+    return best;
   };
   // The budgets of one method in one run, lora@9k and lora@80k, by cost: a line in the figure.
   const byFamily = (points, cost) => {
@@ -105,15 +105,15 @@
   const steps = (low, high, most) => {
     const raw = (high - low) / most;
     const size = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 2.5, 5, 10].map((factor) => factor * size).find((each) => each >= raw);
-    const found = [];
-    for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + 1e-9 * step; value += step) found.push(Math.abs(value) < 1e-9 * step ? 0 : value);
-    return found;
+    const step = [1, 2, 2.5, 5, 10].map((factor) => factor * size).find((multiple) => multiple >= raw);
+    const ticks = [];
+    for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + 1e-9 * step; value += step) ticks.push(Math.abs(value) < 1e-9 * step ? 0 : value);
+    return ticks;
   };
   const powers = (low, high) => {
-    const found = [];
-    for (let value = 10 ** Math.floor(Math.log10(low)); value <= high * 1.0001; value *= 10) if (value >= low * 0.9999) found.push(value);
-    return found;
+    const ticks = [];
+    for (let value = 10 ** Math.floor(Math.log10(low)); value <= high * 1.0001; value *= 10) if (value >= low * 0.9999) ticks.push(value);
+    return ticks;
   };
   // Round numbers in the unit that fits the axis.
   const ticksOf = (scale, cost) => {
@@ -161,13 +161,13 @@
     up: (x, y) => draw("path", { class: "mark", d: `M${x - 5} ${y + 4}h10l-5-9z` }),
     down: (x, y) => draw("path", { class: "mark", d: `M${x - 5} ${y - 4}h10l-5 9z` }),
   };
-  const told = (entry, cost) => {
+  const described = (entry, cost) => {
     const size = entry[cost] === null ? `${titles[cost](entry.axis)} not known` : `${cost === "parameters" ? whole(entry.parameters) : words[cost](entry[cost])} ${titles[cost](entry.axis)}`;
     const seeds = entry.seeds ? `, ${several(entry.seeds, "seed")}` : "";
     return `${entry.method} (${entry.run.label}): ${entry.text}, ${entry.verdict}; ${size}${seeds}`;
   };
   // Names beside their points, as many as fit: first those on the front, then the better, then all.
-  const place = (svg, points, scale, cost, best, width) => {
+  const nameMarks = (svg, points, scale, cost, best, width) => {
     const runs = new Set(points.map((entry) => entry.run));
     const taken = points.map((entry) => ({ x: scale.x(entry[cost]) - 6, y: scale.y(entry.gain) - 6, w: 12, h: 12 }));
     const rank = (entry) => (best.has(entry) ? 0 : isBetter(entry) ? 1 : 2);
@@ -219,16 +219,16 @@
       const [x, y] = [scale.x(entry[cost]), scale.y(entry.gain)];
       const outside = entry.gain > scale.high ? "up" : entry.gain < scale.low ? "down" : null;
       const mark = (MARKS[outside || entry.verdict] || MARKS.cross)(x, y);
-      const named = { class: `point ${entry.verdict.replaceAll(" ", "-")}`, tabindex: index ? -1 : 0, "aria-label": told(entry, cost) };
+      const named = { class: `point ${entry.verdict.replaceAll(" ", "-")}`, tabindex: index ? -1 : 0, "aria-label": described(entry, cost) };
       const point = draw(entry.run.href ? "a" : "g", entry.run.href ? { ...named, href: entry.run.href } : { ...named, role: "img" });
       if (entry.low !== null && entry.high !== null) point.append(line("interval", x, scale.y(entry.low), x, scale.y(entry.high)));
       point.append(mark, draw("circle", { class: "halo", cx: x, cy: y, r: 10 }));
-      const show = () => { detail.textContent = told(entry, cost) + (entry.run.href ? "" : " (no report to open)"); };
+      const show = () => { detail.textContent = described(entry, cost) + (entry.run.href ? "" : " (no report to open)"); };
       point.addEventListener("pointerenter", show);
       point.addEventListener("focus", show);
       point.addEventListener("click", (event) => { // the first touch tells, the second opens
-        if (event.pointerType === "touch" && detail.told !== entry) event.preventDefault();
-        detail.told = entry;
+        if (event.pointerType === "touch" && detail.described !== entry) event.preventDefault();
+        detail.described = entry;
       });
       return point;
     });
@@ -237,10 +237,10 @@
       if (!move) return;
       event.preventDefault();
       const next = marks[(index + move + marks.length) % marks.length];
-      marks.forEach((each) => each.setAttribute("tabindex", each === next ? 0 : -1));
+      marks.forEach((mark) => mark.setAttribute("tabindex", mark === next ? 0 : -1));
       next.focus();
     }));
-    place(svg, points, scale, cost, new Set(panel.front), width);
+    nameMarks(svg, points, scale, cost, new Set(panel.front), width);
     svg.append(...marks.filter((mark) => !mark.classList.contains("better")), ...marks.filter((mark) => mark.classList.contains("better")));
     figure.append(svg);
     return [figure, detail];

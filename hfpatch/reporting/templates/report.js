@@ -22,10 +22,11 @@
   button.hidden = false;
 
   // Sorting: a heading becomes a button; the rows keep their first order as the third state.
+  const TIMES = { k: 1e3, M: 1e6, B: 1e9, " GiB": 1024 }; // beside MiB
   const number = (text) => {
     const plain = text.replaceAll("−", "-").replaceAll(",", "").replaceAll("∞", "1e999");
-    const found = plain.match(/-?\d+(\.\d+)?(e[+-]?\d+)?/);
-    return found ? Number(found[0]) * (plain.includes("GiB") ? 1024 : 1) : NaN;
+    const match = plain.match(/(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)([kMB]\b| GiB)?/);
+    return match ? Number(match[1]) * (TIMES[match[2]] ?? 1) : NaN;
   };
   const shown = (cell) => (cell.querySelector(".value") || cell).textContent.trim();
   const sort = (table, column, direction) => {
@@ -95,11 +96,11 @@
     const { method, task, side } = form.elements;
     data.methods.forEach((label, index) => method.append(new Option(label, index)));
     data.tasks.forEach((label, index) => task.append(new Option(label, index)));
-    let found = [];
+    let changes = [];
     const grow = () => {
-      for (const [key, gained, lost] of found.slice(list.children.length, list.children.length + 20)) {
+      for (const [key, gained, lost] of changes.slice(list.children.length, list.children.length + 20)) {
         const current = data.sides[method.value][task.value];
-        const better = current.binary ? gained > 0 : gained > 0;
+        const better = gained > 0;
         const item = make("li");
         const heading = make("p", undefined, "what");
         heading.append(make("span", "", `mark ${better ? "better" : "worse"}`));
@@ -112,14 +113,14 @@
         item.append(heading, fields);
         list.append(item);
       }
-      further.hidden = list.children.length >= found.length;
+      further.hidden = list.children.length >= changes.length;
     };
     const show = () => {
       const current = data.sides[method.value][task.value];
       list.replaceChildren();
-      found = current ? current.changes.filter(([, gained]) => !side.value || (gained > 0) === (side.value === "gained")) : [];
+      changes = current ? current.changes.filter(([, gained]) => !side.value || (gained > 0) === (side.value === "gained")) : [];
       const more = current && current.left_out ? `; ${current.left_out} more are not listed` : "";
-      form.querySelector("output").textContent = current ? `${found.length} documents${more}` : "no records";
+      form.querySelector("output").textContent = current ? `${changes.length} ${changes.length === 1 ? "document" : "documents"}${more}` : "no records";
       grow();
     };
     form.addEventListener("input", show);
@@ -149,5 +150,5 @@
     });
   }
 
-  addEventListener("beforeprint", () => all("details").forEach((each) => { each.open = true; }));
+  addEventListener("beforeprint", () => all("details").forEach((details) => { details.open = true; }));
 })();
