@@ -137,7 +137,7 @@ def _gain(difference: Change, higher: bool = True) -> dict[str, Any]:
     gain, *ends = (
         number if math.isfinite(number) else None for number in (difference.difference, difference.low, difference.high)
     )
-    text = change_text(difference) if None not in ends else f"{signed_size(difference)}, no interval"
+    text = change_text(difference) if None not in ends else f"{signed_size(difference)} (no interval)"
     return {"gain": gain, "low": ends[0], "high": ends[1], "text": text}
 
 

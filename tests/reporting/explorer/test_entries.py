@@ -43,13 +43,13 @@ def test_what_is_missing_has_no_number_and_says_why(build, raw):
     listed = by_axis(build(raw))
     infinite = listed[SKIP, TEXT, "word perplexity"]  # JSON, which the page's script reads, has no NaN
     assert (infinite.gain, infinite.low, infinite.verdict) == (None, None, "not tested")
-    assert infinite.text == "not a number %, no interval"
+    assert infinite.text == "not a number % (no interval)"
     diverged = listed["lora", CLOZE, "acc"]
     assert (diverged.gain, diverged.verdict) == (None, "diverged")
     assert diverged.text == "diverged at step 7 (seed 0) and 9 (seed 1)"
     few_documents = listed[SKIP, "tinyworld_endings", "acc norm"]
     assert (few_documents.low, few_documents.verdict) == (None, "not tested")
-    assert few_documents.text == "+1.50 points, no interval"
+    assert few_documents.text == "+1.50 points (no interval)"
 
 
 def test_a_measure_that_decides_nothing_has_no_verdict(build, raw, compared):
@@ -66,7 +66,7 @@ def test_a_measure_that_decides_nothing_has_no_verdict(build, raw, compared):
     assert (accuracy.axis.primary, accuracy.verdict, accuracy.gain) == (False, "no verdict", pytest.approx(1.5))
     assert low_noise.gain == pytest.approx(0.1)  # in bits
     assert (low_noise.axis.primary, low_noise.verdict) == (True, "better")
-    assert listed["lora", CLOZE, "margin"].text == "+0.300, no interval"
+    assert listed["lora", CLOZE, "margin"].text == "+0.300 (no interval)"
 
 
 def test_a_study_shows_each_variant_against_its_baseline():
