@@ -274,23 +274,6 @@ def test_a_unit_that_fails_hands_its_inputs_to_no_other(tmp_path, monkeypatch):
     assert Session.loaded == 2
 
 
-def test_a_unit_begun_on_another_machine_in_the_last_moment_is_left_unlocked(tmp_path):
-    class Ending:
-        settings, threads, most, description = EngineSettings(jobs=1), 1, 1, ""
-
-        def start(self, job, seat, slot):
-            Entry(attempts=1, seat=seat, lock="there").write(job.queue / "0.json")
-            (tmp_path / FOLDER).mkdir()
-            (tmp_path / FOLDER / unit.work_lock).write_text('{"machine": "another", "token": "there"}')
-            raise KeyboardInterrupt
-
-    session, _ = session_of(tmp_path, "a")
-    (unit,) = session.plan.units
-    with pytest.raises(KeyboardInterrupt):
-        Engine(Ending()).execute(session)
-    assert list((tmp_path / FOLDER).iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("looks", "started", "completed", "outcome"),
     [
@@ -307,22 +290,28 @@ def test_three_failed_starts_end_a_command_without_workers(looks, started, compl
     assert (workers.started, len(done)) == (started, completed)
 
 
-def test_a_second_interruption_ends_workers_that_still_save(tmp_path):
-    session, _ = session_of(tmp_path, "a")
-    ends = []
-
-    def interrupt():
-        raise KeyboardInterrupt
+def test_an_interruption_leaves_neither_workers_nor_locks(tmp_path):
+    """The worker has a unit, and begins another one in the last moment; the user interrupts again while it saves."""
+    session, _ = session_of(tmp_path, "ab")
+    locks, ends = tmp_path / FOLDER, []
 
     class AtWork(Seats):
         def start(self, job, seat, slot):
-            Entry(attempts=1, seat=seat).write(job.queue / "0.json")
-            return SimpleNamespace(ended=interrupt, end=lambda: ends.append(seat))
+            def interrupted():
+                Entry(attempts=1, seat=seat, lock="there").write(job.queue / "1.json")
+                locks.mkdir(exist_ok=True)
+                (locks / session.plan.units[1].work_lock).write_text('{"machine": "another", "token": "there"}')
+                raise KeyboardInterrupt
 
+            Entry(attempts=1, seat=seat).write(job.queue / "0.json")
+            return SimpleNamespace(ended=interrupted, end=lambda: ends.append(seat))
+
+    workers = AtWork(None)
+    workers.most = 1
     with pytest.raises(KeyboardInterrupt):
-        Engine(AtWork(None)).execute(session)
+        Engine(workers).execute(session)
     assert ends == [0]
-    assert list(tmp_path.iterdir()) == []
+    assert list(locks.iterdir()) == []
 
 
 @pytest.mark.slow
