@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.folder import RESULTS
+from hfpatch.runs.declared import declare
 from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import changes, is_complete
@@ -90,7 +92,7 @@ def train(
     plan = plan_runs(recipe, out, method)
     check_start(plan, resume=resume)
     session = TrainEvalSession(plan, progress)
-    with open_runs(plan, session.set_up, resume=resume, declare=session.declare) as setup:
+    with open_runs(plan, session.set_up, resume=resume) as setup:  # no questions, as the tasks are not loaded
         if method in setup.left_out:
             raise HfpatchError(f"{method} is left out: {setup.left_out[method]}")
         for unit in plan.units:
@@ -148,7 +150,7 @@ def run_session(session: TrainEvalSession, *, resume: bool, engine: EngineSettin
                 times = ResultsHead.read(out / RESULTS).provenance
                 session.clock = Clock(started=times.started, before=times.wall_s)
             executor = stack.enter_context(open_engine(engine, session.progress))
-            stack.enter_context(open_runs(plan, session.set_up, resume=resume, declare=session.declare))
+            stack.enter_context(open_runs(plan, session.set_up, resume=resume, declare=partial(declare, plan)))
             try:
                 executor.execute(session)
             except BaseException:

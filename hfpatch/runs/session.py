@@ -35,7 +35,7 @@ def open_runs(
     load: Callable[[], Loaded],
     *,
     resume: bool,
-    declare: Callable[[Changes], None] = lambda added: None,
+    declare: Callable[[Loaded, Changes], None] = lambda setup, added: None,
 ) -> Iterator[Loaded]:
     """Lock the runs of a plan, load their inputs, and continue if everything in the folder comes from the same ones.
 
@@ -45,8 +45,8 @@ def open_runs(
         plan: the runs; `check_start` has accepted its folder.
         load: returns the inputs that all runs share, checked so that a mistake shows before any training.
         resume: whether the folder may hold runs of this recipe.
-        declare: notes in the folder what the runs are to decide, before the first of them; it gets how the recipe
-            differs from the one that was in the folder.
+        declare: notes in the folder what the runs are to decide, before the first of them; it gets the inputs, and how
+            the recipe differs from the one that was in the folder.
 
     Raises:
         HfpatchError: if another process has one of the locks, the inputs cannot be loaded or used, or something in the
@@ -84,6 +84,6 @@ def open_runs(
                 if added:
                     reopen(out, recipe, plans, added)
                 write_shared(out, recipe.to_yaml(), setup.shared, plans, setup.matmul)
-                declare(added)
+                declare(setup, added)
         stack.enter_context(pinned_library(setup.matmul))
         yield setup

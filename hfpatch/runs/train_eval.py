@@ -26,8 +26,7 @@ from hfpatch.results.identity import task_identity
 from hfpatch.results.parts import TaskResult
 from hfpatch.results.records import loss_of, write_values
 from hfpatch.results.series import patch_norms
-from hfpatch.runs.declared import declare
-from hfpatch.runs.folder import COSTS, Changes
+from hfpatch.runs.folder import COSTS
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
 from hfpatch.runs.plan import MEASURING, Plan, PlannedRun, Unit
 from hfpatch.runs.pretraining import StudySetup, set_up_study, train_model
@@ -89,11 +88,6 @@ class TrainEvalSession:
             self.setup = set_up(recipe, Tuning(rounds, part and recipe.tuned_at(part), base), self.progress)
         self.plan = replace(self.plan, recipe=self.setup.recipe)
         return self.setup
-
-    def declare(self, added: Changes) -> None:
-        """Write the questions, unless this is the training of one method, which does not load the tasks."""
-        if self.plan.part is None or isinstance(self.setup, StudySetup):
-            declare(self.plan, self.setup, added)
 
     def record(self, unit: Unit) -> None:
         """Note that a unit is complete, and write results.json unless that was done a short while ago.
