@@ -242,9 +242,9 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
 
 def pairs(results: ComparisonResults) -> Iterator[dict[str, object]]:
     """Yield every paired difference: those with verdicts, then those by measures that decide nothing."""
+    shown = {*results.tasks, *(results.retention.texts if results.retention is not None else ())}
     for verdict in results.verdicts:
-        texts = results.retention.texts if results.retention is not None and verdict.role == "primary" else ()
-        if (verdict.task in results.tasks or verdict.task in texts) and verdict.method in results.methods:
+        if verdict.task in shown and verdict.method in results.methods:
             yield verdict.to_json()
     for one in results.comparisons:
         if one.task in results.tasks and results.deciding[one.task].metric != one.metric:

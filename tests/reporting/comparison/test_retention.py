@@ -3,6 +3,7 @@ from reporting.conftest import document_of, read_csv
 
 from hfpatch.reporting.comparison.figures import FIGURES, draw
 from hfpatch.reporting.comparison.retention import answers_table, retention_table
+from hfpatch.reporting.comparison.tables import results_csv
 from hfpatch.reporting.facts import protocol_facts
 
 TEXT = "retention_old"
@@ -53,6 +54,16 @@ def test_the_data_has_every_difference(kept, build):
     assert len(rows) == 2 * 5
     one = next(row for row in rows if (row["scale"], row["metric"]) == ("0.5", "nats_per_token"))
     assert (one["difference"], one["chosen"], one["tuning_loss"]) == ("-0.25", "True", "1.9")
+
+
+def test_the_files_have_every_verdict_on_a_text_that_should_be_kept(kept, build):
+    """Exploratory ones, too, where no question asks for them."""
+    results = build(kept)
+    (verdict,) = results.answers("retention")
+    assert verdict.role == "secondary"
+    for text in (results_csv({"": results}), FIGURES["differences"].data(results)):
+        rows = [row for row in read_csv(text) if row["task"] == TEXT]
+        assert [(row["method"], row["other"], row["outcome"]) for row in rows] == [("lora", "baseline", "worse")]
 
 
 def test_the_figure_has_the_points_and_the_front(kept, build):
