@@ -52,7 +52,7 @@ def base():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(make_config("llama", num_hidden_layers=3))
-    return Base(model.eval(), make_tokens())
+    return Base(model.eval(), {"input_ids": make_tokens()})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from hfpatch.promises.common import (
     relative,
     within,
 )
-from hfpatch.promises.inputs import DECODER, Inputs, logits, ordered
+from hfpatch.promises.inputs import DECODER, Inputs, logits, ordered, tokens_alone
 from hfpatch.sites import AttentionSite
 from hfpatch.support.modes import hooked, keeping_flags
 from hfpatch.surgery.bases import hash_weights
@@ -120,8 +120,8 @@ def cache(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Greedy generation with and without K/V cache agrees, up to the rounding of its logits."""
     if not model.can_generate():
         return True, f"does not apply: {type(model).__name__} does not generate"
-    if isinstance(inputs, Tensor):
-        prompt, options = [inputs], {"attention_mask": torch.ones_like(inputs)}
+    if (tokens := tokens_alone(inputs)) is not None:
+        prompt, options = [tokens], {"attention_mask": torch.ones_like(tokens)}
     else:
         prompt, options = [], {name: value for name, value in inputs.items() if name != DECODER}
 
@@ -156,18 +156,17 @@ def cache(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
 
 def padding(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Left padding does not change a row's result beyond rounding."""
-    if not isinstance(inputs, Tensor):
+    if (tokens := tokens_alone(inputs)) is None:
         return True, f"does not apply: {type(model).__name__} reads other inputs than token ids"
     pad = 3
-    mask = torch.ones_like(inputs)
+    mask, unpadded = torch.ones_like(tokens), {"input_ids": tokens[:, pad:]}
     mask[:, :pad] = 0
     accepts = "position_ids" in inspect.signature(model.forward).parameters  # sees through decorators
     extra = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if accepts else {}
 
     def difference() -> Apart:
         padded = partial(logits, model, inputs, attention_mask=mask, **extra)
-        alone = partial(logits, model, inputs[:, pad:])
-        return compared(model, alone, lambda: padded()[:, pad:])
+        return compared(model, partial(logits, model, unpadded), lambda: padded()[:, pad:])
 
     return within(model, config, "relative difference {:.1g}", difference)
 

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
@@ -70,7 +70,7 @@ class Base:
     @property
     def rows(self) -> int:
         """The size of a batch."""
-        return len(self.inputs if isinstance(self.inputs, Tensor) else next(iter(self.inputs.values())))
+        return len(next(iter(self.inputs.values())))
 
     def new(self) -> Any:
         """Return a new copy of the model, in evaluation mode."""
@@ -91,8 +91,7 @@ def outputs(model: Any, inputs: Inputs, **options: Any) -> Tensor:
     """Return the first output of a model, with every gradient off: torch picks kernels by these flags."""
     with keeping_flags(model):
         model.requires_grad_(False)
-        is_alone = isinstance(inputs, Tensor)
-        output: Tensor = (model(inputs, **options) if is_alone else model(**cast("Any", inputs), **options))[0]
+        output: Tensor = model(**inputs, **options)[0]
     return output
 
 
@@ -238,8 +237,7 @@ def further_modules(base: Base, config: PeftConfig) -> str | None:
 
 def tokens(base: Base, config: PeftConfig) -> str | None:
     """``trainable_token_indices`` are trained, saved and loaded beside the adapter."""
-    ids = base.inputs if isinstance(base.inputs, Tensor) else base.inputs["input_ids"]
-    embedding = base.model.get_input_embeddings()
+    ids, embedding = base.inputs["input_ids"], base.model.get_input_embeddings()
     name = next(name for name, module in base.model.named_modules() if module is embedding)
     options = {"trainable_token_indices": {name.split(".")[-1]: sorted({*ids[0, :2].tolist()})}}
     return _trained_too(base, config, options, "trainable_tokens_delta")
@@ -474,10 +472,7 @@ def peft_calls(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, st
     )
     try:
         small_model = twin(model.config, other_class(type(model)))
-        if isinstance(inputs, Tensor):
-            base = Base(small_model, torch.arange(3, 3 + inputs.shape[1])[None].repeat(2, 1))
-        else:
-            base = Base(small_model, example_inputs(small_model, find_sites(small_model)))
+        base = Base(small_model, example_inputs(small_model, find_sites(small_model)))
         outputs(get_peft_model(base.new(), copy.deepcopy(small)), base.inputs)
     except Exception as error:  # a rank as wide as the model, inputs other than tokens, ...
         return True, f"does not apply: not on a tiny twin: {in_one_line(error)}"

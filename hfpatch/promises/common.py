@@ -12,7 +12,7 @@ from peft import PeftConfig
 from torch import Tensor
 
 from hfpatch.nn import normal_
-from hfpatch.promises.inputs import LENGTH, Inputs, forward, logits, no_random_layers
+from hfpatch.promises.inputs import LENGTH, Inputs, forward, logits, no_random_layers, tokens_alone
 from hfpatch.sites import AttentionSite, find_sites, text_config
 from hfpatch.support.modes import hooked
 from hfpatch.surgery.patch import patch, unpatch
@@ -51,21 +51,21 @@ def loss(model: Any, inputs: Inputs) -> Tensor:
 
     Of a model with other inputs or outputs than tokens: the mean squared distance of its output to fixed random values.
     """
-    out = forward(model, inputs)
-    if isinstance(inputs, Tensor) and out.dim() == 3 and out.shape[-1] > int(inputs.max()):
-        width = min(inputs.shape[1], out.shape[1])
+    out, tokens = forward(model, inputs), tokens_alone(inputs)
+    if tokens is not None and out.dim() == 3 and out.shape[-1] > int(tokens.max()):
+        width = min(tokens.shape[1], out.shape[1])
         flat = out[:, : width - 1].reshape(-1, out.shape[-1]).float()
-        return torch.nn.functional.cross_entropy(flat, inputs[:, 1:width].reshape(-1))
+        return torch.nn.functional.cross_entropy(flat, tokens[:, 1:width].reshape(-1))
     wanted = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out.device)
     return (out.float() - wanted).square().mean()
 
 
 def gradients(model: Any, inputs: Inputs) -> dict[str, Tensor]:
     """Return the gradients of the added tensors in training; dropout drops the same entries in every call."""
-    config = text_config(model)
-    if isinstance(inputs, Tensor) and getattr(config, "axial_pos_embds", False):
+    config, tokens = text_config(model), tokens_alone(inputs)
+    if tokens is not None and getattr(config, "axial_pos_embds", False):
         length = math.prod(config.axial_pos_shape)  # these take only one length in training
-        inputs = inputs.repeat(1, -(-length // inputs.shape[1]))[:, :length]
+        inputs = {"input_ids": tokens.repeat(1, -(-length // tokens.shape[1]))[:, :length]}
     model.zero_grad()
     model.train()
     try:
@@ -160,11 +160,11 @@ def compared(
 
 def leak(model: Any, inputs: Inputs, name: str) -> Apart:
     """Return how much changed tokens change the logits before them; ``name`` is their argument, see :func:`ordered`."""
-    tokens = inputs if isinstance(inputs, Tensor) else inputs[name]
+    tokens = inputs[name]
     at = max(tokens.shape[1] // 2, tokens.shape[1] - (LENGTH + 1) // 2)  # behind the tokens of an image
     other = tokens.clone()
     other[:, at:] = tokens[:, at:].flip(-1).roll(1, -1)
-    changed = other if isinstance(inputs, Tensor) else {**inputs, name: other}
+    changed = {**inputs, name: other}
     before = (lambda: logits(model, inputs)[:, :at]), (lambda: logits(model, changed)[:, :at])
     return compared(model, *before)
 

@@ -26,8 +26,8 @@ _IDS = (DECODER, "input_ids")
 RANDOM_LAYERS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "apply_spec_augment")
 
 Maker = Callable[[Any], Tensor]  # from a configuration
-Inputs = Tensor | Mapping[str, Any]
-"""Token ids ``(batch, seq)`` alone, or the arguments of ``forward`` by name."""
+Inputs = Mapping[str, Any]
+"""The arguments of ``forward`` by name."""
 
 
 def example_tokens(model: Any) -> Tensor:
@@ -72,12 +72,14 @@ def example_inputs(model: Any, sites: Sequence[AttentionSite]) -> Inputs:
     raise HfpatchError(f"no inputs for {type(model).__name__}: {why}; call hfpatch.check(model, inputs={{...}})")
 
 
-def checked_inputs(model: Any, inputs: Inputs) -> Inputs:
-    """Return inputs if a model runs with them.
+def checked_inputs(model: Any, inputs: Tensor | Inputs) -> Inputs:
+    """Return inputs by name if a model runs with them; a tensor alone is its first argument.
 
     Raises:
         HfpatchError: with the model's reason, if it does not.
     """
+    if isinstance(inputs, Tensor):
+        inputs = {next(iter(inspect.signature(model.forward).parameters)): inputs}
     try:
         logits(model, inputs)
     except Exception as error:  # a model may raise any
@@ -100,7 +102,7 @@ def _candidates(model: Any) -> Iterator[Callable[[], Inputs]]:
     if "input_ids" in names:
         if is_pair:
             yield partial(made, input_ids=tokens, **decoder)
-        yield partial(example_tokens, model)
+        yield partial(made, input_ids=tokens)
     for name in (medium for medium in MEDIA if medium in names):
         for make in _MAKERS[name]:
             if "input_ids" in names:
@@ -242,14 +244,9 @@ def forward(model: Any, inputs: Inputs, **kwargs: Any) -> Tensor:
     A model that draws random numbers in evaluation draws the same ones in every call.
     """
     torch.manual_seed(0)
-    positional: tuple[Tensor, ...] = ()
-    if isinstance(inputs, Tensor):
-        positional = (inputs,)
-    else:
-        kwargs = {**inputs, **kwargs}
     if model.can_generate() or "use_cache" in inspect.signature(model.forward).parameters:
         kwargs["use_cache"] = False
-    out = model(*positional, **kwargs)
+    out = model(**{**inputs, **kwargs})
     for name in ("logits", "last_hidden_state"):
         if isinstance(value := getattr(out, name, None), Tensor):
             return value
@@ -260,18 +257,21 @@ def forward(model: Any, inputs: Inputs, **kwargs: Any) -> Tensor:
     return torch.cat(floats)
 
 
+def tokens_alone(inputs: Inputs) -> Tensor | None:
+    """Return the token ids ``(batch, seq)`` of inputs that are nothing else; None of others."""
+    return inputs["input_ids"] if inputs.keys() == {"input_ids"} else None
+
+
 def lengths(inputs: Inputs) -> list[int]:
     """Return the numbers of token ids in a row."""
-    token_ids = [inputs] if isinstance(inputs, Tensor) else [inputs[name] for name in _IDS if name in inputs]
-    return [tokens.shape[1] for tokens in token_ids]
+    return [inputs[name].shape[1] for name in _IDS if name in inputs]
 
 
 def ordered(model: Any, inputs: Inputs) -> str | None:
     """Return the argument whose token ids the output follows, token by token; None if there is none."""
-    named = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
-    name = next((name for name in _IDS if name in named), None)
+    name = next((name for name in _IDS if name in inputs), None)
     out = logits(model, inputs)
-    return name if name is not None and out.dim() == 3 and out.shape[1] == named[name].shape[1] else None
+    return name if name is not None and out.dim() == 3 and out.shape[1] == inputs[name].shape[1] else None
 
 
 @contextmanager

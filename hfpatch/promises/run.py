@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from peft import PeftConfig
-from torch import nn
+from torch import Tensor, nn
 
 from hfpatch.methods import PreProjectionConfig
 from hfpatch.promises import behaviour, catalogue, residual, site
@@ -103,7 +103,7 @@ def check(
     model_or_id: nn.Module | str,
     config: PeftConfig | None = None,
     *,
-    inputs: Inputs | None = None,
+    inputs: Tensor | Inputs | None = None,
     config_only: bool = False,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> CheckReport:
@@ -137,13 +137,13 @@ def check(
         left_out = patch_summary(patch(model, config)).skipped
         unpatch(model)
         sites = changed_by(model, config)
-        inputs = example_inputs(model, sites) if inputs is None else checked_inputs(model, inputs)
+        given = example_inputs(model, sites) if inputs is None else checked_inputs(model, inputs)
         verdicts: list[Verdict] = []
         for promise, test in PROMISES:
             if watch is not None:
                 watch(promise, len(verdicts), len(PROMISES))
             try:
-                holds, measured = test(model, config, inputs)
+                holds, measured = test(model, config, given)
             except Exception as error:  # a verdict, too
                 holds, measured = False, in_one_line(error)
                 file = getattr(sys.modules.get(type(config).__module__), "__file__", None)

@@ -153,13 +153,13 @@ def finds_the_sites(case):
 def is_right_where_it_is_declared(case):
     """What ``hfpatch check`` measures of the declaration."""
     model = make(case)
-    tokens = example_tokens(model)
+    inputs = {"input_ids": example_tokens(model)}
     pre_projection = configuration("pre-projection" if refusal(case, "content skip") else "content skip")
     tests = [(site_promises.anatomy, pre_projection), (site_promises.reach, pre_projection)]
     any_layer = pre_projection if refusal(case, "nonlinear query") else configuration("nonlinear query")
     tests += [(residual.arrival, pre_projection), (site_promises.projections, any_layer)]
     for test, config in tests:
-        holds, measured = test(model, config, tokens)
+        holds, measured = test(model, config, inputs)
         assert holds, measured
 
 

@@ -114,4 +114,5 @@ def test_what_a_lora_cannot_do_on_a_model_either_does_not_apply(monkeypatch, lor
             raise KeyError("of the model")
 
     monkeypatch.setattr(catalogue, "CATALOGUE", {"unload": fails})
-    assert catalogue.peft_calls(make_model("llama"), hfpatch.PreProjectionConfig(), make_tokens()) == expected
+    inputs = {"input_ids": make_tokens()}
+    assert catalogue.peft_calls(make_model("llama"), hfpatch.PreProjectionConfig(), inputs) == expected

@@ -116,12 +116,12 @@ def other_kernels(monkeypatch):
     """Let padded and shorter rows, caches and recomputed layers be computed by kernels that round otherwise."""
     logits, seeds = common.logits, itertools.count()
 
-    def rounded(model, tokens, **options):
-        if not options and tokens.shape[1] == common.LENGTH:
-            return logits(model, tokens)
+    def rounded(model, inputs, **options):
+        if not options and inputs["input_ids"].shape[1] == common.LENGTH:
+            return logits(model, inputs)
         torch.manual_seed(next(seeds))
         with rounded_at_random(model):
-            return logits(model, tokens, **options)
+            return logits(model, inputs, **options)
 
     monkeypatch.setattr(behaviour, "logits", rounded)
 
@@ -163,7 +163,7 @@ def test_defects_are_more_than_rounding(what, model):
 def test_what_a_model_does_not_do_itself_when_compiled_does_not_apply(monkeypatch):
     model = make_model("llama")
     model.lm_head.register_forward_hook(lambda *call: call[-1] * (2 if torch.compiler.is_compiling() else 1))
-    holds, measured = behaviour.compiled(model, PreProjectionConfig(), make_tokens())
+    holds, measured = behaviour.compiled(model, PreProjectionConfig(), {"input_ids": make_tokens()})
     assert (holds, measured) == (True, "does not apply: the model itself does not, without hfpatch")
 
 
@@ -180,6 +180,6 @@ def test_tokens_after_a_tie_are_not_compared(monkeypatch):
         return output
 
     monkeypatch.setattr(model, "generate", another)
-    holds, measured = behaviour.cache(model, PreProjectionConfig(), make_tokens())
+    holds, measured = behaviour.cache(model, PreProjectionConfig(), {"input_ids": make_tokens()})
     assert holds, measured
     assert "the model itself" not in measured

@@ -131,10 +131,7 @@ def test_peft_s_features_are_tested_on_a_twin_of_the_class(kind, monkeypatch):
 
 
 def shapes(model, sites=()):
-    inputs = example_inputs(model, sites)
-    return {"input_ids": (*inputs.shape,)} if isinstance(inputs, torch.Tensor) else {
-        name: (*value.shape,) for name, value in inputs.items()
-    }  # fmt: skip
+    return {name: (*value.shape,) for name, value in example_inputs(model, sites).items()}
 
 
 def test_what_models_are_given():
@@ -155,7 +152,7 @@ def test_what_models_are_given():
 
 def test_what_is_compared():
     model, tokens = made("masked"), torch.arange(3, 9)[None]
-    assert torch.equal(forward(model, tokens), model(tokens).logits)
+    assert torch.equal(forward(model, {"input_ids": tokens}), model(tokens).logits)
     assert torch.equal(forward(model.bert, {"input_ids": tokens}), model.bert(tokens).last_hidden_state)
     model = made("two towers")
     inputs = example_inputs(model, [])
@@ -213,6 +210,7 @@ def test_given_inputs_are_used(monkeypatch):
     model.register_forward_pre_hook(lambda module, args, kwargs: used.append(kwargs["pixel_values"]), with_kwargs=True)
     pixels = torch.randn(3, 3, 16, 16)
     assert hfpatch.check(model, inputs={"pixel_values": pixels}).passed
+    assert hfpatch.check(model, inputs=pixels).passed  # its first argument
     assert all(tensor is pixels for tensor in used)
     with pytest.raises(HfpatchError, match=r"ViTModel does not take them: .*image size"):
         hfpatch.check(model, inputs={"pixel_values": torch.randn(1, 3, 8, 8)})
