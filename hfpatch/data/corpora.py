@@ -63,11 +63,12 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     if settings.is_token_file:
         raise HfpatchError(f"data.source: {settings.source} is a token file, and text is needed here; use a text")
     path = Path(settings.source)
-    if path.exists() and (of_hub := settings.changed(("streaming", "config", "revision"))):
+    is_local = path.exists() or glob.has_magic(settings.source)
+    if is_local and (of_hub := settings.changed(("streaming", "config", "revision"))):
         raise HfpatchError(f"data.source: {settings.source} is local; data.{of_hub[0]} is for hub data sets")
     if any((path / name).is_file() for name in _SAVED):
         return _saved(path, settings)
-    if path.exists() or glob.has_magic(settings.source):
+    if is_local:
         return _files(path, settings)
     is_file_name = path.name.endswith(SUFFIXES) or settings.source.startswith(("/", ".", "~"))
     if is_file_name or settings.source.count("/") > 1:
@@ -85,6 +86,11 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
                 break
             copies.append((files[:1], part))
         else:
+            if settings.revision is not None:
+                raise HfpatchError(
+                    f"data.revision {settings.revision}: {copies[0][0][0]} is a local copy of no known revision; leave "
+                    "out data.revision, or data_dir"
+                )
             return _local(copies, settings)
     return _hub(settings, missing)
 
@@ -116,6 +122,8 @@ def _files(path: Path, settings: DataSettings) -> Corpus:
     if not files:
         problem = "is of an unknown type" if path.is_file() else "has no file of a known type"
         raise HfpatchError(f"data.source: {settings.source} {problem if paths else 'has no files'}; use {_TYPES}")
+    if settings.changed(("text_column",)) and all(".txt" in file.suffixes for file in files):
+        raise HfpatchError(f"data.text_column: {settings.source} is plain text, without columns; leave it out")
     parts = split_parts(settings.split)
     if any(part.name != "train" for part in parts):
         raise HfpatchError(

@@ -142,6 +142,7 @@ def test_slices_are_of_rows_whatever_is_left_out_of_them(tmp_path, kind):
         ("{tmp}/missing.jsonl", {}, "missing.jsonl does not exist"),
         ("missing.txt", {}, "data.source: missing.txt does not exist"),
         ("{tmp}/notes.md", {}, "notes.md is of an unknown type; use .jsonl"),
+        ("{tmp}/plain*", {"text_column": "body"}, "data.text_column: .*plain. is plain text, without columns"),
         ("{tmp}/empty", {}, "empty has no files; use .jsonl"),
     ],
 )
@@ -150,7 +151,8 @@ def test_bad_sources_and_splits_are_one_clear_error(tmp_path, source, values, me
     for folder in ("broken", "empty"):
         (tmp_path / folder).mkdir()
     (tmp_path / "broken" / "state.json").write_text("{}")
-    (tmp_path / "notes.md").write_text("x")
+    for name in ("notes.md", "plain.txt"):
+        (tmp_path / name).write_text("x")
     write_jsonl(tmp_path / "a.jsonl", "one")
     with pytest.raises(HfpatchError, match=message) as caught:
         list(documents(DataSettings(source=source.format(tmp=tmp_path), **values)))
@@ -223,9 +225,12 @@ def test_streaming_contradictions_are_refused(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", "one")
     with pytest.raises(HfpatchError, match=r"is local; data.streaming is for hub data sets"):
         open_corpus(DataSettings(source=str(path), streaming=True, max_documents=1))
-    for key in ("config", "revision"):
+    for key, source in (("config", path), ("revision", path), ("config", tmp_path / "*.jsonl")):
         with pytest.raises(HfpatchError, match=rf"is local; data.{key} is for hub data sets"):
-            open_corpus(DataSettings(source=str(path), **{key: "v2"}))
+            open_corpus(DataSettings(source=str(source), **{key: "v2"}))
+    write_jsonl(tmp_path / "set" / "train.jsonl", "one")
+    with pytest.raises(HfpatchError, match=r"data.revision v2: .*train.jsonl is a local copy of no known revision"):
+        open_corpus(DataSettings(source="owner/set", revision="v2"), tmp_path)
 
 
 def test_unreachable_hub_is_one_clear_error(tmp_path, monkeypatch):
