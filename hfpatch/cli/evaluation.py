@@ -123,12 +123,13 @@ def read_settings(given: EvalOptions, more: dict[str, Any]) -> EvaluationSetting
 
 def device_map_of(given: EvalOptions) -> str | None:
     """Return the device of the model, or how it is spread over devices."""
+    from hfpatch.recipes.base import DEVICE, check_device_map
+
+    check_device_map("--device-map", given.device_map)
     if given.device is None:
         return given.device_map
     if given.device_map is not None or given.tp:
         raise HfpatchError(f"--device {given.device}: --device-map and --tp choose the devices; leave one out")
-    from hfpatch.recipes.base import DEVICE
-
     if not DEVICE.fullmatch(given.device):
         raise HfpatchError(f"--device {given.device}: must be cpu, cuda, cuda:1, mps or the like")
     return given.device

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import model_validator
 
-from hfpatch.errors import nearest
+from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.strict import Dtype, PathText, Section
 
 NOT_IDENTITY = ("trust_remote_code", "device_map")
 """Options of loading that decide no number."""
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
+
+
+def check_device_map(key: str, value: str | Mapping[str, int | str] | None) -> None:
+    """Refuse a device map with a name that is no device."""
+    names = ("disk",) if isinstance(value, Mapping) else _MAPS
+    for device in value.values() if isinstance(value, Mapping) else [value]:
+        if isinstance(device, str) and device not in names and not DEVICE.fullmatch(device):
+            hint = nearest(device, [*names, "cpu", "cuda"])
+            raise HfpatchError(f"{key} has {device!r}{hint}; use {', '.join(names)} or a device such as cpu or cuda:0")
 
 
 class ModelSettings(Section):
@@ -58,12 +68,7 @@ class ModelSettings(Section):
             raise ValueError(f"model.name {self.name} is a GGUF file already; leave model.gguf_file out")
         if self.full_name.endswith(".gguf") and (self.load_in_8bit or self.load_in_4bit):
             raise ValueError("model.load_in_8bit and model.load_in_4bit: a GGUF file is dequantised; leave them out")
-        device = self.device_map
-        if isinstance(device, str) and device not in _MAPS and not DEVICE.fullmatch(device):
-            raise ValueError(
-                f"model.device_map is {device!r}{nearest(device, [*_MAPS, 'cpu', 'cuda'])}; use {', '.join(_MAPS)}, a "
-                "device such as cuda:0, or a mapping"
-            )
+        check_device_map("model.device_map", self.device_map)
         return self
 
     @property

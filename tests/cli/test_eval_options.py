@@ -72,6 +72,7 @@ MODEL = ("--model", "tinyworld/gpt2")
         ((*MODEL, "evaluation.seed=[4294967296, 0, 0, 0]"), "seed.0 is 4294967296; must be less than 4294967296"),
         ((*MODEL, "evaluation.fewshot_as_multiturn=true"), "fewshot_as_multiturn: needs apply_chat_template"),
         ((*MODEL, "--device", "gpu"), "--device gpu: must be cpu, cuda"),
+        ((*MODEL, "--device_map", "autoo"), "--device-map has 'autoo' (did you mean 'auto'?); use auto, balanced"),
         ((*MODEL, "--device", "npu:7"), "device npu:7: not available here ("),
         ((*MODEL, "--device", "cpu", "--device_map", "auto"), "--device cpu: --device-map and --tp choose the devices"),
         ((*MODEL, "--log_samples"), "--log-samples: needs --output DIR"),

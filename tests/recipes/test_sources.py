@@ -46,7 +46,8 @@ def recipe(write):
         (["model.load_in_4bit=true", "model.load_in_8bit=true"], "model.load_in_4bit are both on"),
         (["model.bnb_4bit_quant_type=fp4"], "model.bnb_4bit_quant_type is of 4-bit bases; set model.load_in_4bit"),
         (["model.attn_implementation=spda"], "model.attn_implementation is .spda.; must be 'eager', 'sdpa'"),
-        (["model.device_map=atuo"], r"model.device_map is 'atuo' \(did you mean 'auto'\?\)"),
+        (["model.device_map=atuo"], r"model.device_map has 'atuo' \(did you mean 'auto'\?\)"),
+        (["model.device_map={lm_head: gpu}"], "model.device_map has 'gpu' .*; use disk or a device"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(recipe, overrides, message):
