@@ -96,8 +96,8 @@ def packing_obstacle(model: PreTrainedModel, block_size: int) -> str | None:
     another batch. For the test such layers compute with dequantised weights and unrounded inputs. If a text still
     depends on its batch as much as on packing, the test is inconclusive.
 
-    Returns why the model cannot be trained on packed rows of ``block_size`` tokens, or None if it can. Shorter rows are
-    tried where they show as much.
+    Returns why the model cannot keep the documents of packed rows of ``block_size`` tokens apart, or None if it can.
+    Shorter rows are tried where they show as much.
     """
     try:
         with evaluating(model), _inputs_unrounded(model):

@@ -519,8 +519,8 @@ def test_groups_of_every_kind_of_source(tmp_path, chat, kind):
     loaded = load_splits(DataSettings(**chosen, **common), chat, data_dir=tmp_path)
     groups = loaded.held_out.groups.tolist()
     train, held_out = text_of(loaded.train, chat), text_of(loaded.held_out, chat)
-    every = [*texts["train"], *(texts["test"] if kind in ("mixture", "splits") else [])]
-    assert [text in train for text in every] == [text not in held_out for text in every] or kind == "token_file"
+    all_texts = [*texts["train"], *(texts["test"] if kind in ("mixture", "splits") else [])]
+    assert [text in train for text in all_texts] == [text not in held_out for text in all_texts] or kind == "token_file"
     sizes = sorted(np.bincount(groups).tolist())
     if kind == "splits":
         assert sizes in ([12], [20], [4])
@@ -552,8 +552,8 @@ def test_documents_that_are_read_alike_do_not_decide(tmp_path, tokenizer, by_tex
     settings = DataSettings(source=source, layout="padded", block_size=32, held_out=8)
     with pytest.warns(UserWarning, match="occur elsewhere") if by_text else nullcontext():
         splits = load_splits(settings, tokenizer, by_text=by_text)
-    every = drawn(range(30) if by_text else range(10, 20), 8)
-    held_out = [index for index in every if 10 <= index < 20]
+    chosen = drawn(range(30) if by_text else range(10, 20), 8)
+    held_out = [index for index in chosen if 10 <= index < 20]
     assert [tokenizer.decode(row) for row in splits.held_out.rows[:]] == [
         tokenizer.decode(tokenizer(texts[index]).input_ids[:32]) for index in held_out
     ]

@@ -356,8 +356,8 @@ def test_conversations_and_texts_mix(mixture, tokenizer, tmp_path):
     alone = [load_splits(part, tokenizer).train for part in DataSettings(mixture=sources, block_size=40).parts()]
     labels = [source[row]["labels"].tolist() for source in alone for row in range(len(source))]
     assert [blocks[row]["labels"].tolist() for row in range(len(blocks))] == labels
-    every = range(len(blocks))
-    assert blocks.count_predicted(every) == sum(token != IGNORE for row in labels for token in row)
+    all_blocks = range(len(blocks))
+    assert blocks.count_predicted(all_blocks) == sum(token != IGNORE for row in labels for token in row)
     assert blocks.tokens == sum(source.tokens for source in alone)
     assert len({blocks.sha256, *(source.sha256 for source in alone)}) == 4
 

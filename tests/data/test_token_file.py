@@ -120,8 +120,12 @@ def test_blocks_of_a_stream_begin_anywhere_and_predict_all_but_their_first_token
         assert row["input_ids"].tolist() == expected
         assert row["labels"].tolist() == [IGNORE, *expected[1:]]  # the end-of-text too
     assert isinstance(blocks.rows.base, np.memmap)
-    every = range(len(blocks))
-    assert blocks.count_predicted(every) == 7 * len(blocks) == sum(int((blocks[i]["labels"] >= 0).sum()) for i in every)
+    all_blocks = range(len(blocks))
+    assert (
+        blocks.count_predicted(all_blocks)
+        == 7 * len(blocks)
+        == sum(int((blocks[i]["labels"] >= 0).sum()) for i in all_blocks)
+    )
     assert (blocks.source, blocks.revision, blocks.documents) == ("owner/set", "f" * 40, 4)
     assert (blocks.tokens, blocks.to_json()["layout"]) == (8 * len(blocks), "stream")
     message = rf"owner/set: the {len(stream)} tokens of 4 documents do not fill one block \(data.block_size is 4096\)"
