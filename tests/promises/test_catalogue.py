@@ -58,14 +58,6 @@ def test_a_method_of_ones_own_gets_it_unasked(monkeypatch):
     assert verdict.measured == f"13 of 18 on a tiny twin; refused, with the reason: {', '.join(refused)}"
 
 
-def test_what_is_broken_is_named(monkeypatch):
-    """Modules to save once were no option of a method, and the head of a classifier was neither trained nor saved."""
-    monkeypatch.setattr(tuners_utils, "set_additional_trainable_modules", lambda **options: None)
-    for name in ("modules_to_save", "tokens"):
-        with pytest.raises(catalogue.Broken, match="is not trained"):
-            catalogue.kept(peft_catalogue.base(), hfpatch.PreProjectionConfig(), name)
-
-
 delete, unmerge = MethodLayer.delete_adapter, MethodLayer.unmerge
 
 
@@ -79,7 +71,10 @@ def unmerge_almost(self):
     self.get_base_layer().weight.data *= 1 + 1e-6
 
 
+FURTHER = (LINEAR, tuners_utils, "set_additional_trainable_modules", lambda **options: None, "is not trained")
 BROKEN = {
+    "modules_to_save": FURTHER,
+    "tokens": FURTHER,
     "several adapters": (LINEAR, MethodLayer, "delete_adapter", delete_all, "deleting an adapter changes the other"),
     "merge": (LINEAR, MethodLayer, "unmerge", unmerge_almost, "unmerged its weights are others"),
     "unload": (LINEAR, MethodLayer, "unmerge", lambda self: None, "unloaded it computes otherwise"),
@@ -88,7 +83,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_a_feature_does_to_the_others_is_compared(name, monkeypatch):
+def test_what_is_broken_is_named(name, monkeypatch):
     case, owner, function, broken, why = BROKEN[name]
     monkeypatch.setattr(owner, function, broken)
     with pytest.raises(catalogue.Broken, match=why):
