@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from hfpatch.reporting.theme import BLUE, INK, PAPER, VERMILLION, Style, shade, short, to_svg
+from hfpatch.reporting.theme import BLUE, INK, PAPER, VERMILLION, Style, shade, short
 
 Floats = NDArray[np.float64]
 
@@ -58,11 +58,6 @@ def panels(
     if title:
         figure.suptitle(title, x=0.012, ha="left", fontsize=10.5, color=INK)
     return figure, axes[:count]
-
-
-def to_svgs(figures: Mapping[str, Figure]) -> dict[str, str]:
-    """Return figures as SVG documents."""
-    return {name: to_svg(figure) for name, figure in figures.items()}
 
 
 def robust_limit(sizes: Iterable[float], times: float = 2.0) -> float:

@@ -25,7 +25,6 @@ from hfpatch.reporting.document import Document
 from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document, joint_evaluation_document, score_table_of
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
-from hfpatch.reporting.plots import to_svgs
 from hfpatch.reporting.tabular import latex
 from hfpatch.reporting.theme import to_file
 from hfpatch.results.comparison import ComparisonResults
@@ -183,11 +182,10 @@ def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, p
             table = replace(table, name=f"{table.name}-{index}" if len(material) > 1 else table.name)
             title = f"{run.title or run.results.name}: {table.title.lower()}."
             tables.append(latex(table, caption=" ".join(filter(None, (title, words, run.note)))))
-    drawn = [draw(run.results) for run in material]
-    shown = [replace(run, drawn=to_svgs(figures)) for run, figures in zip(material, drawn, strict=True)]
-    document = comparison_document(shown, checks)
-    prefixed = zip((part.prefix for part in document.parts), drawn, strict=True)
-    named = {f"{prefix}{name}": figure for prefix, figures in prefixed for name, figure in figures.items()}
+    material = [replace(run, drawn=draw(run.results)) for run in material]
+    document = comparison_document(material, checks)
+    of_parts = zip(document.parts, material, strict=True)
+    named = {f"{part.prefix}{name}": figure for part, run in of_parts for name, figure in run.drawn.items()}
     if len(material) == 1 and (summary := forest_figure(material[0].results, title=True)) is not None:
         named[SUMMARY] = summary
     return write_document(document, out, csv=csv, tex="\n".join(tables), drawn=named, pdf=pdf)

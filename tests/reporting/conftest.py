@@ -17,7 +17,6 @@ from hfpatch.recipes.pairs import is_lora, question_of
 from hfpatch.reporting import terminal
 from hfpatch.reporting.comparison.document import comparison_document, read_material
 from hfpatch.reporting.comparison.figures import draw
-from hfpatch.reporting.plots import to_svgs
 from hfpatch.reporting.theme import report_style
 from hfpatch.results.folder import load_results
 from hfpatch.results.identity import OF_BASE, OF_TASK
@@ -185,7 +184,7 @@ def _losses(seed, method_index, steps=200):
 def document_of(results, folder=Path("/nowhere")):
     """Return the document of a comparison, with what lies in its folder."""
     material = read_material("", folder, results)
-    return comparison_document([replace(material, drawn=to_svgs(draw(material.results)))])
+    return comparison_document([replace(material, drawn=draw(material.results))])
 
 
 def rows_of(table):

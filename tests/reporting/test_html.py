@@ -14,7 +14,6 @@ from hfpatch.reporting.comparison.figures import FIGURES, draw
 from hfpatch.reporting.comparison.samples import Change, Samples, Sides
 from hfpatch.reporting.document import Download
 from hfpatch.reporting.html import _download, html
-from hfpatch.reporting.plots import to_svgs
 from hfpatch.results.folder import load_results
 
 NOTHING_CHANGED = Samples((), {}, ())
@@ -51,8 +50,7 @@ class Page(HTMLParser):
 
 def page_of(results, samples=NOTHING_CHANGED):
     page = Page()
-    drawn = to_svgs(draw(results))
-    text = html(comparison_document([RunData("", results, samples, [], {"run": results}, drawn)]))
+    text = html(comparison_document([RunData("", results, samples, [], {"run": results}, draw(results))]))
     page.feed(text)
     assert page.open == []
     return page, text

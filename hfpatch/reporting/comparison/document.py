@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from hfpatch.errors import listed
 from hfpatch.reporting import document as doc
 from hfpatch.reporting.citations import citation_section
@@ -55,7 +57,7 @@ class RunData:
     samples: Samples
     unread: Sequence[str]  # a sentence for each file that cannot be read or is left out
     sources: Mapping[str, ComparisonResults]  # label -> results of each run behind it
-    drawn: Mapping[str, str] = field(default_factory=dict)  # figures as SVG; the summary for a terminal needs none
+    drawn: Mapping[str, Figure] = field(default_factory=dict)  # the figures; the summary for a terminal needs none
     unlabelled: RunData | None = None  # with methods by their names in the recipe; None where it has no labels
     note: str = ""  # for tables that show some of the run's methods
 
@@ -130,6 +132,7 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
         compared.append(doc.Section("comparability", "Comparability", (doc.Text(words), table)))
     bases = [run.study.baseline if run.study else str(run.model.get("name") or NOTHING) for run in results]
     times = [time for source in sources if isinstance(time := source.provenance.get("wall_s"), int | float)]
+    notes = doc.Sentences((*first.missing, *cautions(first.results)), brief=True)
     return doc.Document(
         title=" and ".join(run.name or "Comparison" for run in results),
         description="Several runs, side by side." if several else first.results.description,
@@ -148,14 +151,8 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
             for index, run in enumerate(material, 1)
         ),
         closing=(citation_section(sources),),
-        summary=_summary(first),
+        summary=(notes, *_answer(first.results, terminal=True)),  # the answer last, where a reader looks
     )
-
-
-def _summary(material: RunData) -> tuple[doc.Block, ...]:
-    """Return what a terminal shows; the answer comes last, where a reader looks."""
-    notes = doc.Sentences((*material.missing, *cautions(material.results)), brief=True)
-    return notes, *_answer(material.results, terminal=True)
 
 
 def _answer(

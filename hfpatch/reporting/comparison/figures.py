@@ -21,7 +21,7 @@ from hfpatch.reporting.comparison.tables import DECIDED, PLAIN, pairs
 from hfpatch.reporting.comparison.tuning import tuning_csv, tuning_figure
 from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short, styles
+from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short, styles, to_svg
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.layout import LayerSeries
 from hfpatch.results.retention import KL, RetentionPoint, front
@@ -52,16 +52,16 @@ def draw(results: ComparisonResults) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def figure_block(name: str, svg: str, results: ComparisonResults) -> doc.Figure:
+def figure_block(name: str, figure: Figure, results: ComparisonResults) -> doc.Figure:
     """Return a figure with its words and its data."""
-    figure, others = FIGURES[name], len(results.others)
-    caption = figure.of_study if results.study and figure.of_study else figure.caption
-    if others > MOST_METHODS and not figure.draws_all:
+    drawing, others = FIGURES[name], len(results.others)
+    caption = drawing.of_study if results.study and drawing.of_study else drawing.caption
+    if others > MOST_METHODS and not drawing.draws_all:
         caption += (
             f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
             "in either direction; the tables and the data have all."
         )
-    return doc.Figure(name, figure.title, caption, svg, figure.data(results))
+    return doc.Figure(name, drawing.title, caption, to_svg(figure), drawing.data(results))
 
 
 def prominent(results: ComparisonResults) -> ComparisonResults:
