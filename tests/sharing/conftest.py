@@ -20,13 +20,13 @@ class Server(ThreadingHTTPServer):
     Attributes:
         repositories: the files of each repository by ``("models" | "datasets", "user/name")``.
         stored: the large files by their SHA-256.
-        seen: every request: method, path, body.
+        requests: every request: method, path, body.
         refusal: what it answers to everything that is sent to it; None takes it.
     """
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.repositories, self.stored, self.seen, self.refusal = {}, {}, [], None
+        self.repositories, self.stored, self.requests, self.refusal = {}, {}, [], None
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.environment = {**os.environ, "HF_ENDPOINT": self.address, "HF_TOKEN": "hf_none", "HF_HUB_OFFLINE": "0"}
         self.environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}  # files go by plain HTTP
@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.seen.append(("PUT", self.path, body))
+        self.server.requests.append(("PUT", self.path, body))
         assert hashlib.sha256(body).hexdigest() == self.path.rpartition("/")[2]
         self.server.stored[self.path.rpartition("/")[2]] = body
         self._answer({})
@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self):
-        self.server.seen.append((self.command, self.path, None))
+        self.server.requests.append((self.command, self.path, None))
         _, name, files, rest = self._repository()
         if files is None:
             self._nothing("RepoNotFound")
@@ -104,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.seen.append(("POST", self.path, body))
+        self.server.requests.append(("POST", self.path, body))
         address = self.server.address
         if self.server.refusal is not None:
             return self._answer({"error": self.server.refusal}, 403)

@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
+from cli.conftest import refused
 from families import make_model
 from huggingface_hub import HfApi, constants
 from reporting.conftest import example, write_run
@@ -67,7 +68,7 @@ def test_a_run_goes_in_one_commit_without_checkpoints_and_records(hub, run):
     done = subprocess.run(command, capture_output=True, text=True, env=hub.environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"pushed: {hub.address}/me/run"
-    created = next(json.loads(body) for _, path, body in hub.seen if path == "/api/repos/create")
+    created = next(json.loads(body) for _, path, body in hub.requests if path == "/api/repos/create")
     assert (created["name"], created.get("organization")) == ("run", "me")
     assert created.get("private") is True or created.get("visibility") == "private"
     files = hub.repositories["models", "me/run"]
@@ -100,11 +101,9 @@ def reach(monkeypatch):
 def test_a_refusal_of_the_hub_is_one_line(hub, run, reach, capsys):
     hub.refusal = "you may not"
     reach(hub.address)
-    assert main(["push", str(run), "--to", "me/run"]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("hfpatch: error: me/run: the hub refused the upload (")
-    assert printed.count("\n") == 1
-    assert hub.seen
+    message = refused(capsys, "push", run, "--to", "me/run")
+    assert message.startswith("hfpatch: error: me/run: the hub refused the upload (")
+    assert hub.requests
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
@@ -205,9 +204,7 @@ def test_what_is_not_there_is_named(run, options, message):
 @pytest.mark.parametrize("text", ['{"base": {"name": "/home/me/base"', '{"base":' * 100_000, "[]", '{"adapters": 3}'])
 def test_a_damaged_patch_is_one_line(text, tmp_path, capsys):
     (tmp_path / "patch.json").write_text(text)
-    assert main(["push", str(tmp_path), "--to", "me/patch", "--dry-run"]) == 2
-    assert "patch.json: " in (error := capsys.readouterr().err)
-    assert error.count("\n") == 1
+    assert "patch.json: " in refused(capsys, "push", tmp_path, "--to", "me/patch", "--dry-run")
 
 
 def test_other_folders_are_refused(tmp_path):
@@ -227,9 +224,7 @@ def test_a_dry_run_sends_nothing(capsys, run):
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
 @pytest.mark.parametrize("repo", ["not a name", "a/b/c", ""])
 def test_a_name_that_cannot_be_is_one_line(capsys, run, repo, options):
-    assert main(["push", str(run), "--to", repo, *options]) == 2
-    assert f"error: {repo!r} is no name of a repository" in (error := capsys.readouterr().err)
-    assert error.count("\n") == 1
+    assert f"error: {repo!r} is no name of a repository" in refused(capsys, "push", run, "--to", repo, *options)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_base_data_patch_and_export_go_through_the_hub(hub, tmp_path):
     assert done.stdout.endswith("through the hub\n"), done.stderr[-3000:]
 
     patch, export = (hub.repositories["models", name] for name in ("me/patch", "me/export"))
-    got = {path for method, path, _ in hub.seen if method == "GET"}
+    got = {path for method, path, _ in hub.requests if method == "GET"}
     for name in ("me/base", "datasets/me/texts", "me/patch", "me/export"):
         assert any(path.startswith(f"/{name}/resolve/") for path in got), name
     assert json.loads(patch["patch.json"])["base"]["name"] == "me/base"
