@@ -21,12 +21,17 @@ RESUME = "the same command with --resume continues in {}"
 
 
 def quiet_libraries() -> None:
-    """Turn off the libraries' progress bars, advice and warnings; hfpatch's own warnings are lines without a place."""
+    """Turn off the libraries' progress bars, advice and warnings; hfpatch's own are lines, equal ones printed once."""
     quiet.quiet_libraries()
     warnings.filterwarnings("ignore", module=r"(?!hfpatch)")
 
+    shown = set[str]()  # Python's own record is lost whenever a library changes the filters
+
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"hfpatch: warning: {' '.join(str(message).split())}", file=sys.stderr)
+        line = f"hfpatch: warning: {' '.join(str(message).split())}"
+        if line not in shown:
+            shown.add(line)
+            print(line, file=sys.stderr)
 
     warnings.showwarning = show
 

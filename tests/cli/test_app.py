@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import forked
@@ -20,6 +21,7 @@ from transformers import LlamaConfig, MambaConfig, ZambaConfig
 import hfpatch
 from hfpatch import HfpatchError
 from hfpatch.__main__ import main
+from hfpatch.cli.running import quiet_libraries
 from hfpatch.promises import PROMISES
 from hfpatch.results import load_results
 from hfpatch.runs.locks import hold
@@ -348,6 +350,15 @@ def test_letters_that_the_output_lacks_are_replaced(encoding, shown):
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
     assert done.stdout.decode(encoding).splitlines()[1] == shown
+
+
+def test_a_warning_is_printed_once(capsys):
+    with warnings.catch_warnings():
+        quiet_libraries()
+        for text in ("weights are\nin bfloat16", "weights are in bfloat16", "other"):
+            warnings.simplefilter("always")
+            warnings.warn(text, stacklevel=1)
+    assert capsys.readouterr().err == "hfpatch: warning: weights are in bfloat16\nhfpatch: warning: other\n"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
