@@ -88,8 +88,6 @@ def read_settings(given: EvalOptions, more: dict[str, Any]) -> EvaluationSetting
         name, equals, value = text.rpartition("=")
         if equals and not name:
             raise HfpatchError(f"--limit {text}: no task before the =; write it as TASK=N, or N alone")
-        if name in limits:
-            raise HfpatchError(f"--limit {text}: {name or 'the limit of all tasks'} is given twice; leave one out")
         try:
             limits[name] = float(value)
         except ValueError:
@@ -104,8 +102,6 @@ def read_settings(given: EvalOptions, more: dict[str, Any]) -> EvaluationSetting
         task, equals, column = (part.strip() for part in text.partition("="))
         if not task or not equals:
             raise HfpatchError(f"--cluster {text}: write it as TASK=COLUMN, such as boolq=passage")
-        if task in clusters:
-            raise HfpatchError(f"--cluster {text}: {task} is given twice; leave one out")
         clusters[task] = column or None
     values = {
         "tasks": {name: {"limit": limits.get(name)} for name in names} if limits else names,
