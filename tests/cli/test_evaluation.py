@@ -133,7 +133,7 @@ def test_eval_scales_a_patch_from_the_base_to_the_patch(capsys, two_patches):
     assert alone["scores"]["tinyworld_cloze"]["metrics"]["bits_per_byte"] == pytest.approx(bits[3], rel=1e-6)
     assert "give numbers with commas" in refused(capsys, *arguments, "--patch", spoilt, "--scale", "half")
     assert "different finite numbers" in refused(capsys, *arguments, "--patch", spoilt, "--scale", "1,inf")
-    assert "no patch to scale" in refused(capsys, *arguments, "--scale", "0.5")
+    assert "--scale: there is no patch" in refused(capsys, *arguments, "--scale", "0.5")
     assert main(["export", str(spoilt), "--scale", "0.5"]) == 0
     assert "HfpatchGPTNeoXForCausalLM" in capsys.readouterr().out
     arguments[2] = str(spoilt.with_name("patch-standalone"))
