@@ -212,7 +212,7 @@ def inspect(
         typer.Option(help="Text to measure on, as data.source in a recipe; best one that no patch was trained on."),
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of it; 8 times the hidden size if not given.")
+        int | None, typer.Option(min=2, help="Tokens of it; 8 times the hidden size, at least 2048, if not given.")
     ] = None,
     as_json: AsJson = False,
     as_html: Annotated[bool, typer.Option("--html", help="Write a page with figures.")] = False,
@@ -308,10 +308,10 @@ def plan(
     """
     from hfpatch.recipes.pretraining import load_study
 
-    given = options.with_options(overrides, data_dir, model=model, gguf_file=gguf_file)
-    study = load_study(recipe, given, trust_code=trust_code)
-    if study is not None and methods is not None:
-        raise HfpatchError(f"--methods {methods}: {recipe} has variants; leave the option out")
+    study = load_study(recipe, options.with_options(overrides, data_dir), trust_code=trust_code)
+    for option, value in {"--methods": methods, "--model": model, "--gguf-file": gguf_file}.items():
+        if study is not None and value is not None:
+            raise HfpatchError(f"{option} {value}: {recipe} has variants, trained from scratch; leave the option out")
     loaded = study or options.only_methods(
         read_comparison(recipe, overrides, data_dir, model, gguf_file, trust_code), methods
     )

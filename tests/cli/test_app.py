@@ -326,6 +326,7 @@ RUN = str(Path(__file__).parents[2] / "results" / "quickstart")
         (["compare", "quickstart", "--data-dir", "\udcff"], "data_dir is '\\udcff'; must be Unicode text"),
         (["compare", "quickstart", "--model", ""], "the model has no name"),
         (["check", "tinyworld/gpt2", "--config-only", "--dtype", "float16"], "the twin of --config-only is float32"),
+        (["plan", "queries-books", "--model", "x"], "--model x: queries-books has variants, trained from scratch"),
         (["inspect", "tinyworld/gpt2", "--allow-other-base"], "--allow-other-base: there is no patch"),
         (["inspect", "tinyworld/gpt2", "--data-dir", "."], "--data-dir .: is of hub data sets; name one as --text"),
     ],
