@@ -270,12 +270,23 @@ def read_documents(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def task_documents(tasks: Mapping[str, Any]) -> dict[str, list[TaskDocument]]:
-    """Return every document of tasks by task, whatever the limit."""
+    """Return every document of tasks by task, whatever the limit, and those that few-shot examples are drawn from."""
     with quiet(), templates_compiled_once():
         return {
-            name: [TaskDocument(_prompts(task, document), list(_texts(document))) for document in task.eval_docs]
+            name: [
+                TaskDocument(_prompts(task, document), list(_texts(document)))
+                for document in (*task.eval_docs, *_other_examples(task))
+            ]
             for name, task in tasks.items()
         }
+
+
+def _other_examples(task: Any) -> Sequence[Mapping[str, Any]]:
+    """Return the documents that a task's few-shot examples are drawn from; none if they are the scored documents."""
+    if not task.get_config("num_fewshot"):
+        return []
+    pool = list(task.sampler.fewshot_docs() if hasattr(task, "sampler") else task.fewshot_docs())
+    return [] if pool == list(task.eval_docs) else pool
 
 
 def _prompts(task: Any, document: Mapping[str, Any]) -> list[str]:

@@ -230,8 +230,28 @@ def test_a_mistake_in_a_task_of_ones_own_is_one_line(own_tasks, change, name, me
 def test_every_text_of_every_document_is_found_however_deep():
     """Also where the task's templates fail on a document."""
     documents = [{"ctx": "a", "endings": ["b", "c"], "label": 2, "more": {"d": ("e", None)}}, {"ctx": "f"}]
-    read = task_documents({"task": SimpleNamespace(eval_docs=documents)})["task"]
+    read = task_documents({"task": SimpleNamespace(eval_docs=documents, get_config=lambda _: None)})["task"]
     assert [(document.read, document.texts) for document in read] == [([], ["a", "b", "c", "e"]), ([], ["f"])]
+
+
+@pytest.mark.parametrize(
+    ("few", "texts"),
+    [
+        ({"num_fewshot": 0, "fewshot_split": "train"}, ["c"]),
+        ({"num_fewshot": 1, "fewshot_split": "train"}, ["c", "a", "b"]),
+        ({"num_fewshot": 1, "fewshot_split": "test"}, ["c"]),  # the scored documents themselves
+        ({"num_fewshot": 1, "fewshot_config": {"sampler": "first_n", "samples": [{"text": "d"}]}}, ["c", "d"]),
+    ],
+)
+def test_documents_shown_as_examples_are_the_task_s_too(few, texts):
+    data = {"train": Dataset.from_list([{"text": "a"}, {"text": "b"}]), "test": Dataset.from_list([{"text": "c"}])}
+    form = {"output_type": "loglikelihood", "doc_to_text": "Say:", "doc_to_target": " {{text}}"}
+    task = ConfigurableTask(
+        config={"task": "own", "test_split": "test", "custom_dataset": lambda **_: data, **form, **few}
+    )
+    documents = task_documents({"own": task})["own"]
+    assert [document.texts for document in documents] == [[text] for text in texts]
+    assert [document.read for document in documents] == [[f"Say: {text}"] for text in texts]
 
 
 def test_a_model_reads_a_prompt_with_each_answer():
