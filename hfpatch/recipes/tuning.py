@@ -46,7 +46,8 @@ class TuningSettings(Section):
     method."""
     refine: Annotated[int, Field(ge=0, le=4)] = 0
     """Up to so many times, two more rates for every method, halfway between its best and its neighbours, while the
-    choice of a rate may be worth half the margin of ``nats_per_token``, or more, for some method."""
+    choice of a rate may be worth half the margin of ``nats_per_token``, or more, for some method; always without
+    that margin."""
     at: Literal["every", "middle"] = "every"
     """With budgets: try the values at every budget of a method, or at its middle one, whose best then serves all."""
     grid: dict[str, list[Any]] = Field(default_factory=dict)
