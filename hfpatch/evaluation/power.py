@@ -96,10 +96,10 @@ class Differences:
             return float((weights * rejected).sum() / weights.sum())
         variance = max(self.sd**2, abs(effect)) - effect**2 if self.accuracy else self.sd**2
         of_documents, of_seeds = self._variances(variance, documents, seeds)
-        tested = of_documents
+        tested, freedom = of_documents, documents - 1
         if self.accuracy:  # one document gained and one lost are added
-            tested = (of_documents * documents**2 + 2) / ((documents + 1) * (documents + 2))
-        parts: tuple[Part, ...] = (Part(np.sqrt(tested), documents - 1),)
+            tested, freedom = (of_documents * documents**2 + 2) / ((documents + 1) * (documents + 2)), documents + 1
+        parts: tuple[Part, ...] = (Part(np.sqrt(tested), freedom),)
         if seeds > 1:
             quantiles = chi2.ppf((np.arange(_POINTS) + 0.5) / _POINTS, seeds - 1) / (seeds - 1)
             parts += (Part(np.sqrt(of_seeds * quantiles), seeds - 1),)
