@@ -167,6 +167,14 @@ def test_bounds_of_rates_that_are_not_known_hold(times):
     assert wrong / 150 < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 150)
 
 
+def test_a_bound_is_found_at_the_level_of_all_pairs_of_sizes():
+    pattern, sizes = np.tile([1.0, -1.0], 12), np.array([10.0, 20.0])  # of documents: the mean 0 with the error 1/√23
+    reach = t.ppf(1 - 0.05 / 4 / 2, 23) / math.sqrt(23)
+    for loss, bound in ((0.99 * reach, None), (1.01 * reach, 2.0)):
+        ours, theirs = (Sizes(sizes, np.tile(gains, (2, 1, 1))) for gains in (pattern - loss, np.zeros(24)))
+        assert bounds(ours, theirs, np.ones(24), None) == (bound, None)
+
+
 @pytest.mark.slow
 def test_frontiers_that_do_not_rise_have_no_rate():
     flat = np.full(len(SIZES), 0.1)

@@ -131,6 +131,16 @@ def test_a_score_that_no_draw_changes_gets_no_verdict(tmp_path):
     assert (one.difference, one.test, one.p) == (1.0, "none (values without a finite mean or variance)", None)
 
 
+@pytest.mark.parametrize(("documents", "freedom"), [(30, 29), (250, 199)])
+def test_the_error_of_200_draws_has_their_freedom_at_most(documents, freedom, tmp_path):
+    rng = np.random.default_rng(0)
+    scores = {name: rng.normal(size=documents).tolist() for name in ("baseline", "a")}
+    runs = {name: {0: write_record(tmp_path / name, "count", "steps", values)} for name, values in scores.items()}
+    records = Records(runs, aggregations={"count": {"steps": lm_evals.median}})
+    (one,) = compare(records, {"count": task_result("count", "steps", n=documents)}, {"a": ["baseline"]})
+    assert [part[1] for part in one.errors] == [freedom]
+
+
 def test_several_seeds_add_their_own_variance(scored, monkeypatch):
     folder, results, tasks = scored
     monkeypatch.setattr(comparison, "RESAMPLES", 30)

@@ -57,6 +57,10 @@ def test_the_permutation_test_is_that_of_all_exchanges():
     assert exact(low) == pytest.approx(0.05, abs=0.008)
     assert exact(high) == pytest.approx(0.05, abs=0.008)
     assert exact(2 * high - low) < 0.05 < exact((low + 3 * high) / 4)
+    differences, weights = np.array([0.1, 0.2, -0.3, 1.0]), np.ones(4)  # 0.1 + 0.2 - 0.3 is 0 but for rounding
+    signs = np.array(list(itertools.product((1, -1), repeat=4)))
+    unmoved = 2 / 16  # nothing or everything exchanged leaves one half empty, which is between no ratios
+    assert stats.paired_permutation(differences, weights)[0] == pytest.approx(exact(0) - unmoved, abs=0.015)
 
 
 def test_the_permutation_test_and_its_interval_agree():

@@ -3,9 +3,10 @@ import itertools
 import pytest
 import torch
 from reference import ACTIVATIONS, NORMS
+from torch import nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn import NonlinearProjection
+from hfpatch.nn import HiddenProjection, HiddenState, IdentityAnchoredQuery, NonlinearProjection
 
 D, OUT = 16, 24
 COMBINATIONS = [*itertools.product(["gelu"], NORMS, NORMS), *((a, "rmsnorm", "layernorm") for a in ACTIVATIONS)]
@@ -30,6 +31,13 @@ def test_value(activation, norm_in, norm_out, dtype, tolerance):
     torch.testing.assert_close(module(x), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-3])  # at 1e-3 the eps of 1e-5 decides the value
+def test_a_product_that_is_joined_with_others_gives_the_same(scale):
+    module, x = made(dtype=torch.float64), scale * torch.randn(2, 5, D, dtype=torch.float64)
+    product = x @ (module.norm_in.weight * module.up.weight).T
+    torch.testing.assert_close(module.from_joined(x, product), module(x), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("output_norm", NORMS)
 def test_silent_init_is_zero_bit_for_bit_and_leaves_a_gradient_for_the_first_step(output_norm):
     module = NonlinearProjection(hidden_size=D, out_features=OUT, output_norm=output_norm, silent=True)
@@ -51,6 +59,10 @@ def test_init_statistics_and_names():
     module = NonlinearProjection(hidden_size=400, out_features=300, rank=100)
     assert module.up.weight.std().item() == pytest.approx(400**-0.5, rel=0.02)
     assert module.down.weight.std().item() == pytest.approx(100**-0.5, rel=0.02)
+    hidden = HiddenProjection(hidden_size=400, out_features=300, source=HiddenState(nn.Sequential(module), "0"))
+    assert hidden.down.weight.std().item() == pytest.approx(400**-0.5, rel=0.02)
+    linear = IdentityAnchoredQuery(hidden_size=400, out_features=400, f="linear")
+    assert linear.f.weight.std().item() == pytest.approx(400**-0.5, rel=0.02)
     assert torch.equal(module.norm_in.weight, torch.ones(400))
     assert torch.equal(module.norm_out.weight, torch.ones(300))
     first = NonlinearProjection(hidden_size=D, out_features=D, rank=D, seed=1)

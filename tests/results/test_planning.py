@@ -40,8 +40,9 @@ def test_a_pairs_own_variance_is_taken_before_that_of_the_median_pair():
     assert other.errors[1][0] == 0.02
     assert stored_for(results, ("new", "baseline"), "text", with_base=True).errors[1][0] == 0.5
     assert stored_for(results, ("a", "b"), "quiz", with_base=False) is None
-    one_seed = difference("a", "b", 0.01).model_copy(update={"errors": [(0.004, 199)]})
-    assert stored_for(results_of(one_seed), ("a", "b"), "text", with_base=False) is None
+    for change in ({"errors": [(0.004, 199)]}, {"test": "t over seeds, not paired, and documents"}):
+        left_out = difference("a", "b", 0.01).model_copy(update=change)
+        assert stored_for(results_of(left_out), ("a", "b"), "text", with_base=False) is None
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 6), (5, 5), (6, 12), (8, 4), (8, 8)])
@@ -83,6 +84,7 @@ def test_the_cheapest_design_decides_and_no_cheaper_one_does():
             if seeds * (10 + 50 * documents / 100) < chosen.seconds:
                 assert not decides(seeds, documents)
     assert cheapest(design, "gain", level, 1e-6, 100, seconds) is None
+    assert cheapest(design, "gain", level, 9.0, 100, seconds)[:2] == (2, 20)  # fewer documents are not tested
 
 
 def test_fewer_documents_leave_no_smaller_error_over_seeds():

@@ -11,7 +11,7 @@ from scipy import stats
 from hfpatch.evaluation.stats import Estimate, Part
 from hfpatch.recipes.pairs import question_of
 from hfpatch.results.decision import Design
-from hfpatch.results.parts import Comparison, with_names
+from hfpatch.results.parts import Clusters, Comparison, with_names
 from hfpatch.results.verdicts import (
     LookTaken,
     Measure,
@@ -107,6 +107,12 @@ def test_an_exact_test_decides_where_its_p_is_not_that_of_the_interval(p, differ
     assert (first.corrected_low > 0) == first.is_found
 
 
+def test_a_test_without_errors_finds_what_its_interval_shows():
+    """Where all documents and seeds agree, the errors are 0 and the half of the plain interval is 1.96 of them."""
+    (verdict,) = judged([comparison("a", 0.5, 1.0, 9.0, errors=[(0.0, 9.0)], low=-0.5, high=1.5, p=0.3)])
+    assert verdict.detectable == pytest.approx((stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) / stats.norm.ppf(0.975))
+
+
 def test_what_was_not_tested_says_why_and_counts_in_no_family():
     few = comparison("few", 1.0, 1.0, 9.0, p=None, low=-math.inf, high=math.inf, test="none (too few documents)")
     made = [few, comparison("a", -9.0, 1.0, 9.0)]
@@ -147,9 +153,9 @@ def test_one_measure_decides_a_task_and_others_do_not_count():
 GAIN = PrimaryQuestion(question="gain", pairs=[("a", "lora"), ("b", "lora")], on=["text"])
 
 
-def paired(method, difference, *, seeds=5, error=0.004, **more):
+def paired(method, difference, *, seeds=5, error=0.004, of_documents=(0.003, 199.0), **more):
     """A difference over seeds and 200 documents by bits per byte; lower is better."""
-    errors = [(0.003, 199.0), (error, seeds - 1.0)]
+    errors = [of_documents, (error, seeds - 1.0)]
     half = np.hypot(*(stats.t.ppf(0.975, freedom) * error for error, freedom in errors))
     fields = {"low": difference - half, "high": difference + half, "errors": errors, "other": "lora"}
     fields["p"] = Estimate(difference, [Part(*part) for part in errors if part[1]]).p
@@ -189,14 +195,28 @@ def test_the_interval_of_a_pair_shows_its_outcome():
                         "worse by less than the margin"}  # fmt: skip
 
 
-def test_an_undecided_pair_says_what_would_decide_it():
-    (one, missing) = primary(GAIN, paired("a", -0.03, error=0.012), why_not=lambda *_: Reason(text="gone"))
+@pytest.mark.parametrize("groups", [None, 40])
+@pytest.mark.parametrize("higher", [False, True])
+@pytest.mark.parametrize(("question", "effect"), [("gain", 0.02), ("gain", -0.02), ("keep", -0.01)])
+def test_an_undecided_pair_says_what_would_decide_it(question, effect, higher, groups):
+    """More seeds where these vary most, else more groups of documents."""
+    of_documents, error = ((0.003, 199.0), 0.012) if groups is None else ((0.012, groups - 1.0), 0.001)
+    clusters = groups and Clusters(column="passage", groups=groups)
+    made = paired("a", effect if higher else -effect, error=error, of_documents=of_documents, clusters=clusters, n=400)
+    asked, look = GAIN.model_copy(update={"question": question}), LookTaken(seeds=5, part=1.0, comparisons=[made])
+    given = asked, [look], {"text": Measure("bits_per_byte", higher)}, {"bits_per_byte": 0.02}
+    one, missing = judge_primary(*given, why_not=lambda *_: Reason(text="gone"))
     assert one.outcome == "undecided"
-    design = Design((0.003, 199), (0.012, 4), estimate_freedom=4)
-    assert design.with_seeds(one.seeds_needed).decides("gain", 0.03, 0.025, 0.02) >= 0.8
-    assert design.with_seeds(one.seeds_needed - 1).decides("gain", 0.03, 0.025, 0.02) < 0.8
-    assert one.documents_needed is None  # the seeds vary too much
     assert (missing.outcome, missing.why) == ("not tested", "gone")
+    design = Design(of_documents, (error, 4), estimate_freedom=4)
+    with_more, needed = design.with_documents, one.documents_needed
+    if groups is None:
+        assert one.documents_needed is None  # the seeds vary too much
+        with_more, needed = design.with_seeds, one.seeds_needed
+    assert with_more(needed).decides(question, effect, 0.025, 0.02) >= 0.8
+    assert with_more(needed - 1).decides(question, effect, 0.025, 0.02) < 0.8
+    assert one.detectable == design.smallest_difference(0.025, question)
+    assert one.margin_detectable == design.smallest_margin(0.025, question)
 
 
 @pytest.mark.parametrize(
@@ -284,9 +304,10 @@ def test_no_interval_leaves_what_is_possible():
     assert verdict.corrected_low == pytest.approx(-0.2)
     low, high = interval_at(share, 0.05)
     assert (high, low) == (pytest.approx(0.1), pytest.approx(0.05 - stats.t.ppf(0.975, 3) * 0.1))
-    for metric, base in (("nats_per_token", 0.2), ("kl", 0.0)):
+    lowest = {"nats_per_token": (0.2, 0), "bits_per_byte,none": (0.2, 0), "kl": (0, 0), "mcc": (-0.9, -1)}
+    for metric, (base, least) in lowest.items():
         below = comparison("a", 0.05, 0.1, 3.0, metric=metric, reference_score=base)
-        assert interval_at(below, 0.05)[0] == pytest.approx(-base)
+        assert interval_at(below, 0.05)[0] == pytest.approx(least - base)
     agreement = comparison("a", -0.05, 0.1, 3.0, metric="top1_agreement", reference_score=1.0)
     assert interval_at(agreement, 0.05)[1] == 0.0
 

@@ -17,7 +17,7 @@ from hfpatch.evaluation import evaluate, load_tasks
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.run import Storage, scorer_options
 from hfpatch.evaluation.selection import select
-from hfpatch.evaluation.sizing import collect_requests, time_requests
+from hfpatch.evaluation.sizing import TaskRequests, collect_requests, documents_within, time_requests
 from hfpatch.evaluation.windows import row_operations
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.reporting.forecast import forecast_document
@@ -273,6 +273,14 @@ def test_methods_have_their_counts(planned):
     assert planned.methods["pre_projection"].trainable == planned.methods["c3a"].match.target_parameters
     assert planned.methods["c3a"].match.size == "block_size"
     assert planned.methods["c3a"].match.parameters == planned.methods["c3a"].trainable
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "number"), [(100, 0.71, 0), (100, 0.81, 8), (100, 1e9, 163), (5, 1e9, 400), (4096, 1e9, 20)]
+)
+def test_so_many_documents_are_scored_as_there_is_time_for_and_none_where_these_are_too_few(tokens, seconds, number):
+    asked = TaskRequests(500, {}, [(None, [0] * (tokens - 1), [0])] * 500)
+    assert documents_within(asked, 0.1, seconds, "cpu") == number
 
 
 def test_the_spread_is_that_of_the_base_s_documents(planned, scored):

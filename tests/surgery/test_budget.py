@@ -31,6 +31,7 @@ from hfpatch.surgery.budget import (
     attention_modules,
     count_added,
     match_size,
+    parameter_count,
 )
 from hfpatch.surgery.methods import build_method
 from hfpatch.tuners.checks import require_injectable
@@ -211,7 +212,7 @@ def test_the_solver_equals_brute_force(case):
     size, middle = SIZES[case.partition(",")[0]], len(counts) // 2
     for budget in {1, counts[0] + 1, (counts[middle] + counts[middle - 1]) // 2, counts[middle] + 1}:
         value, count = match_size(small_model(), size, OPTIONS.get(case, {}), lambda v: build(case, v), budget=budget)
-        assert abs(count - budget) == min(abs(possible - budget) for possible in counts)
+        assert count == min(counts, key=lambda possible: (abs(possible - budget), possible))
         assert count == count_added(small_model(), [build(case, value)])
 
 
@@ -276,6 +277,7 @@ def test_what_has_no_size_is_said(config, parameters, message):
 def test_a_size_that_is_far_away_changes_nothing_or_is_too_large():
     with pytest.warns(UserWarning, match=r"pre_projection: 2,176 parameters, .* are nearest to 100"):
         sized(PreProjectionConfig(content_skip=True), make_model("llama"), parameters=100)
+    assert parameter_count(make_model("llama"), "0.000001%") == 1
     value, count = match_size(small_model(), SIZES["psoft"], {}, lambda v: build("psoft", v), budget=10**6)
     assert (value, count) == (4, count_added(small_model(), [build("psoft", 4)]))
     parts = {"type": "glora", "config_A_B": "vector", "config_C": "vector", "target_modules": TARGETS, "match": "other"}

@@ -111,6 +111,10 @@ def test_tokens_that_are_masked_out_count_nothing_and_far_logits_stay_exact():
     assert changes.base.tolist() == pytest.approx([80.0, 600.0])
     assert changes.patched.tolist() == pytest.approx([78.0, 0.0])
     assert changes.agrees.tolist() == [1.0, 0.0]
+    a = torch.randn(300, 40)
+    b = a + 1e-5 * torch.randn(300, 40)  # rounding of their softmax is larger than so small a KL, which is not below 0
+    alike = compare_logits((a, b), lambda rows, tokens: rows[:, tokens].clone(), torch.zeros(300).long(), 40)
+    assert 0 <= float(alike.kl.min()) <= float(alike.kl.max()) < 1e-6
 
 
 class Largest(TorchDispatchMode):

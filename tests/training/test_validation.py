@@ -145,3 +145,8 @@ def test_blocks_that_begin_inside_documents_are_scored_after_the_start_token(bas
     later = [losses_of(model, ids[21:])[:16] for ids in texts if len(ids) > 22]
     expected = [[sum(map(np.sum, rows)), sum(map(len, rows))] for rows in (firsts, later)]
     np.testing.assert_allclose(start_losses(model, blocks, batch_size=4), expected, rtol=1e-5, atol=1e-5)
+    texts = documents(count=60)
+    many = TokenStream(np.concatenate(texts).astype(np.uint16), np.array([len(text) for text in texts]))
+    blocks = blocks_from_stream(many, settings, pad_token_id=0, start=[start], with_owners=True)
+    counted = start_losses(model, blocks, batch_size=16)[:, 1].sum()
+    assert counted == blocks.count_predicted(range(64)) < blocks.count_predicted(range(len(blocks)))
