@@ -152,14 +152,3 @@ def test_equal_methods_are_called_different_no_more_often_than_stated(seeds, spr
         rejected = np.mean(np.abs(estimate.difference) > estimate.reach(p))
         assert rejected < p + 0.01, p
         assert rejected < p * 1.15 + 0.001, p  # tighter where the nominal rate is small
-
-
-@pytest.mark.parametrize("documents", [100, 30])
-def test_the_smallest_visible_difference_is_found_four_times_out_of_five(documents):
-    rng = np.random.default_rng(8)
-    tables = rng.normal(size=(4000, documents))
-    estimate = Estimate(0.0, (stats.over_documents(tables[0] / tables[0].std(ddof=1), np.ones(documents)),))
-    visible = estimate.reach(0.05) + estimate.reach(0.4)
-    errors = tables.std(axis=1, ddof=1) / math.sqrt(documents)
-    shifted = Estimate(tables.mean(axis=1) + visible, (Part(errors, documents - 1),))
-    assert 0.77 < np.mean(np.abs(shifted.difference) > shifted.reach(0.05)) < 0.84

@@ -1,15 +1,10 @@
-"""The outcomes and their probabilities against formulas written out here, and by simulation."""
+"""The outcomes, and what a learning rate may be worth, by hand; for probabilities see test_planning.py."""
 
 import math
 
-import numpy as np
 import pytest
-from scipy import stats
 
-from hfpatch.evaluation.stats import Estimate, Part
 from hfpatch.results.decision import decide_gain, decide_keep, rate_error
-from hfpatch.results.parts import Comparison
-from hfpatch.results.verdicts import LookTaken, Measure, PrimaryQuestion, judge_primary
 
 DELTA = 0.02
 
@@ -46,39 +41,6 @@ def test_a_gain_has_one_of_four_outcomes(difference, wide, narrow, outcome):
 )
 def test_what_is_kept_is_not_worse_by_the_margin(difference, narrow, outcome):
     assert decide_keep((difference - narrow, difference + narrow), DELTA) == outcome
-
-
-def reach_of(errors, seeds, of_documents, level, documents=200):
-    over_seeds = stats.t.ppf(1 - level / 2, seeds - 1) * errors
-    return np.hypot(over_seeds, stats.t.ppf(1 - level / 2, documents - 1) * of_documents)
-
-
-def test_looks_agree_with_the_decisions_of_the_simulation():
-    """The first look at which a plain computation decides is the one that `judge_primary` takes."""
-    rng, looks = np.random.default_rng(1), [4, 6, 9]
-    for effect in (0.0, 0.01, 0.05) * 8:
-        values, made, expected = effect + 0.01 * rng.normal(size=9), [], ("undecided", looks[-1])
-        for seeds in reversed(looks):
-            difference, error = values[:seeds].mean(), values[:seeds].std(ddof=1) / math.sqrt(seeds)
-            level = 0.05 * seeds / sum(looks)
-            wide, narrow = (reach_of(error, seeds, 0.004, a) for a in (level, 2 * level))
-            ends = [(difference - half, difference + half) for half in (wide, narrow)]
-            if (outcome := decide_gain(*ends, DELTA)) != "undecided":
-                expected = (outcome, seeds)
-            half = reach_of(error, seeds, 0.004, 0.05)
-            given = {"low": difference - half, "high": difference + half, "n": 200, "seeds": seeds}
-            errors = (Part(0.004, 199), Part(error, seeds - 1))
-            given |= {
-                "test": "paired t over seeds and documents",
-                "errors": errors,
-                "p": Estimate(difference, errors).p,
-            }
-            pair = {"method": "a", "reference": "b", "task": "text", "metric": "score"}
-            one = Comparison(**pair, difference=difference, **given)
-            made.insert(0, LookTaken(seeds=seeds, part=seeds / sum(looks), comparisons=[one]))
-        asked = PrimaryQuestion(question="gain", pairs=[("a", "b")], on=["text"])
-        (verdict,) = judge_primary(asked, made, {"text": Measure("score", True)}, {"text": DELTA})
-        assert (verdict.outcome, verdict.seeds) == expected
 
 
 @pytest.mark.parametrize(

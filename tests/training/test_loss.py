@@ -85,14 +85,6 @@ def test_any_chunk_and_any_tile_of_any_shape_give_the_same(tile, batch, seq, see
         torch.testing.assert_close(torch.autograd.grad(frozen, states)[0], wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_frozen_head_costs_no_gradient_and_is_not_touched():
-    states, weight, offset, labels = case()
-    frozen, bias = weight.detach(), offset.detach()
-    loss_from_hidden(states, frozen, bias, labels, tail=Tail(cap=5.0)).backward()
-    assert frozen.grad is None
-    assert states.grad.abs().sum() > 0
-
-
 def test_nothing_to_predict_is_a_loss_of_zero_with_a_gradient_of_zero():
     states, weight, offset, labels = case()
     loss = loss_from_hidden(states, weight, offset, torch.full_like(labels, IGNORED))
