@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, computed_field, model_validator
 
+from hfpatch.errors import nearest
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.methods import check_chosen
 from hfpatch.recipes.pairs import Question, is_lora, question_of
@@ -103,9 +104,13 @@ class ComparisonResults(Tabular):
     joined: list[Verdict] | None = Field(default=None, exclude=True)
 
     @model_validator(mode="after")
-    def _baseline_is_a_method(self) -> ComparisonResults:
-        if self.study is not None and self.study.baseline not in self.methods:
-            raise ValueError(f"study.baseline: {self.study.baseline!r} is none of the methods")
+    def _names_are_methods(self) -> ComparisonResults:
+        named = {"study.baseline": [self.study.baseline]} if self.study is not None else {}
+        named["questions"] = [name for asked in self.questions for pair in asked.pairs for name in pair]
+        for key, names in named.items():
+            for name in names:
+                if name not in self.methods:
+                    raise ValueError(f"{key}: {name!r} is none of the methods{nearest(name, self.methods)}")
         return self
 
     @computed_field  # type: ignore[prop-decorator]  # pydantic stacks it on properties

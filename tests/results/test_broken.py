@@ -34,6 +34,11 @@ def broken(changes):
 @also(changes=[(("data", "held_out"), "x"), (("tuning", "learning_rates"), [])])
 @also(changes=[(("methods", "baseline", "runs", "1", "evaluation", "tinyworld_cloze", "metrics", "acc"), 1e308)])
 @also(changes=[(("comparisons", 5, "method"), "")])
+@also(
+    changes=[
+        (("questions",), [{"question": "gain", "pairs": [["pre_projection_skip", "b"]], "on": ["tinyworld_text"]}])
+    ]
+)
 @given(changes=st.lists(CHANGES, min_size=1, max_size=4))
 def test_a_broken_file_is_a_report_or_one_line(tmp_path, changes):
     (tmp_path / "results.json").write_text(json.dumps(broken(changes)))

@@ -47,6 +47,11 @@ def test_the_baseline_has_no_parts_and_verdicts_follow_from_comparisons(build, r
         ('{"schema": 1, "kind": "comparison"}', "run the command again"),
         ('{"schema": 2, "kind": "comparison"}', "name is missing"),
         ('{"schema": 2, "kind": "comparison", "name": "x", "methods": 3}', "methods is 3"),
+        (
+            '{"schema": 2, "kind": "comparison", "name": "x", "questions": [{"question": "gain", '
+            '"pairs": [["a", "b"]], "on": ["text"]}]}',
+            "questions: 'a' is none of the methods",
+        ),
     ],
 )
 def test_a_folder_without_readable_results_is_one_line(tmp_path, content, message):
