@@ -6,10 +6,14 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from hfpatch.errors import HfpatchError
 from hfpatch.surgery.bases import load_base, load_config, loading, locate
+
+_OPTIONAL = ("pooler", "masked_spec_embed", "mask_token")  # heads without one need none; for masked inputs in training
 
 
 def own_class(config: Any) -> Any | None:
@@ -31,12 +35,14 @@ def other_class(kind: Any) -> Any | None:
 def load_model(name: str, **options: Any) -> Any:
     """Load a model of any kind as the class that it was saved as, in evaluation mode.
 
+    Weights that are not in its files are random, as transformers reports; they may be those of a new head only.
+
     Args:
         name: as :func:`hfpatch.load_base` takes it.
         options: its options; those for quantisation and devices are for causal language models alone.
 
     Raises:
-        HfpatchError: as :func:`hfpatch.load_base`.
+        HfpatchError: as :func:`hfpatch.load_base`, and if weights below its head are not in its files.
     """
     inside = f"/{options['gguf_file']}" if options.get("gguf_file") else ""
     source, gguf = locate(f"{name}{inside}", options.get("revision"))
@@ -46,4 +52,22 @@ def load_model(name: str, **options: Any) -> Any:
         return load_base(name, **options).model
     with loading(f"model {name!r}"):
         dtype = getattr(torch, options.get("dtype", "float32"))
-        return kind.from_pretrained(source, dtype=dtype, revision=options.get("revision")).eval()
+        revision = options.get("revision")
+        model, report = kind.from_pretrained(source, dtype=dtype, revision=revision, output_loading_info=True)
+    if missing := sorted(name for name in report["missing_keys"] if not _is_new(model, name)):
+        raise HfpatchError(
+            f"{name} is no complete {kind.__name__}: {len(missing)} weights below its head, such as {missing[0]}, are "
+            "not in its files and would be random; save the whole model again"
+        )
+    return model.eval()
+
+
+def _is_new(model: Any, name: str) -> bool:
+    """Return whether a weight that was not saved is of a head, or of a part that many models are saved without."""
+    if any(part in _OPTIONAL for part in name.split(".")):
+        return True
+    if model.base_model is not model:
+        return not name.startswith(f"{model.base_model_prefix}.")
+    first = name.partition(".")[0]  # its body is no module of its own, as in T5
+    has_head = AutoModel._model_mapping.get(type(model.config), None) is not type(model)
+    return has_head and type(getattr(model, first)) is nn.Linear

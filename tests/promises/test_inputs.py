@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as t
 from own_methods import defined, forgotten, leaking
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hfpatch
@@ -15,6 +16,7 @@ from hfpatch.__main__ import main
 from hfpatch.promises import run
 from hfpatch.promises.inputs import BATCH, FRAMES, LENGTH, example_inputs, forward, no_random_layers
 from hfpatch.sites import survey
+from hfpatch.surgery.model_class import load_model
 from hfpatch.twins import random_model
 
 ALL = list(run.PROMISES)
@@ -234,6 +236,33 @@ def test_a_folder_is_loaded_as_the_class_that_it_was_saved_as(kind, tmp_path, ca
         written = json.loads(capsys.readouterr().out)
         assert [report["method"] for report in written["reports"]] == ["PreProjectionConfig", "NonlinearQueryConfig"]
         assert not written["refused"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost", "refused"),
+    [
+        ("encoder", "encoder.layer.1.", True),
+        ("encoder", "embeddings.", True),
+        ("encoder", "pooler.", False),
+        ("classifier", "bert.encoder.layer.1.attention.self.query.weight", True),
+        ("classifier", "classifier.", False),
+        ("speech to text", "model.encoder.layers.0.", True),
+        ("two towers", "vision_model.embeddings.", True),
+        ("speech", "masked_spec_embed", False),
+    ],
+)
+def test_weights_below_the_head_must_be_in_the_files(kind, lost, refused, tmp_path):
+    made(kind).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(lost)}
+    assert len(kept) < len(tensors)
+    save_file(kept, file, metadata={"format": "pt"})
+    if not refused:
+        assert type(load_model(str(tmp_path))) is KINDS[kind][0]
+        return
+    with pytest.raises(HfpatchError, match=rf"is no complete {KINDS[kind][0].__name__}: .* such as {lost}"):
+        load_model(str(tmp_path))
 
 
 def test_a_folder_whose_inputs_cannot_be_made_is_one_line(tmp_path, capsys, monkeypatch):
