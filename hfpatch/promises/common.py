@@ -12,7 +12,7 @@ from peft import PeftConfig
 from torch import Tensor
 
 from hfpatch.nn import normal_
-from hfpatch.promises.inputs import LENGTH, Inputs, forward, logits, no_random_layers, tokens_alone
+from hfpatch.promises.inputs import LENGTH, Inputs, example_tokens, forward, logits, no_random_layers, tokens_alone
 from hfpatch.sites import AttentionSite, find_sites, text_config
 from hfpatch.support.modes import hooked
 from hfpatch.surgery.patch import patch, unpatch
@@ -162,8 +162,12 @@ def leak(model: Any, inputs: Inputs, name: str) -> Apart:
     """Return how much changed tokens change the logits before them; ``name`` is their argument, see :func:`ordered`."""
     tokens = inputs[name]
     at = max(tokens.shape[1] // 2, tokens.shape[1] - (LENGTH + 1) // 2)  # behind the tokens of an image
-    other = tokens.clone()
-    other[:, at:] = tokens[:, at:].flip(-1).roll(1, -1)
+    other, last = tokens.clone(), tokens[:, at:].contiguous()
+    used = {*last.flatten().tolist()}  # others may stand for an image
+    if len(used) == 1:
+        used.update(example_tokens(model).flatten().tolist())
+    ids = last.new_tensor(sorted(used))
+    other[:, at:] = ids[(torch.searchsorted(ids, last) + 1) % len(ids)]  # each token becomes another one
     changed = {**inputs, name: other}
     before = (lambda: logits(model, inputs)[:, :at]), (lambda: logits(model, changed)[:, :at])
     return compared(model, *before)

@@ -76,10 +76,18 @@ def checked_inputs(model: Any, inputs: Tensor | Inputs) -> Inputs:
     """Return inputs by name if a model runs with them; a tensor alone is its first argument.
 
     Raises:
-        HfpatchError: with the model's reason, if it does not.
+        HfpatchError: with the model's reason, if it does not, or if every row is one token repeated, of which all
+            attention weights give the same.
     """
     if isinstance(inputs, Tensor):
         inputs = {next(iter(inspect.signature(model.forward).parameters)): inputs}
+    for name in (name for name in _IDS if name in inputs):
+        ids = inputs[name]
+        if ids.shape[-1] > 1 and bool((ids == ids[..., :1]).all()):
+            raise HfpatchError(
+                f"inputs: each row of {name} is one token repeated, of which any attention weights give the same, so "
+                "that broken promises cannot show; give rows of different tokens"
+            )
     try:
         logits(model, inputs)
     except Exception as error:  # a model may raise any

@@ -160,6 +160,18 @@ def test_defects_are_more_than_rounding(what, model):
         assert failures(model("llama"), defined(query=query)()).keys() == broken
 
 
+@pytest.mark.parametrize("row", [[5, 6] * 5, [5, 6] * 4, [*range(3, 8), *[5] * 4]], ids=["odd", "even", "equal last"])
+def test_the_future_is_another_one_whatever_tokens_are_given(row, monkeypatch):
+    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] == CAUSAL])
+    inputs = torch.tensor([row, row])
+    with forgotten():
+        (verdict,) = hfpatch.check(make_model("llama"), defined(query=leaking)(), inputs=inputs).verdicts
+    assert not verdict.holds, verdict.measured
+    (verdict,) = hfpatch.check(make_model("llama"), inputs=inputs).verdicts
+    assert verdict.holds, verdict.measured
+    assert "not apply" not in verdict.measured
+
+
 def test_what_a_model_does_not_do_itself_when_compiled_does_not_apply(monkeypatch):
     model = make_model("llama")
     model.lm_head.register_forward_hook(lambda *call: call[-1] * (2 if torch.compiler.is_compiling() else 1))

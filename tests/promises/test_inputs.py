@@ -216,6 +216,8 @@ def test_given_inputs_are_used(monkeypatch):
     assert all(tensor is pixels for tensor in used)
     with pytest.raises(HfpatchError, match=r"ViTModel does not take them: .*image size"):
         hfpatch.check(model, inputs={"pixel_values": torch.randn(1, 3, 8, 8)})
+    with pytest.raises(HfpatchError, match="each row of input_ids is one token repeated"):
+        hfpatch.check(made("masked"), inputs=torch.full((2, 9), 5))
 
 
 def test_inputs_that_cannot_be_made_are_one_line(monkeypatch):
