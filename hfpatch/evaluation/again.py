@@ -26,7 +26,7 @@ def compare_again(folder: str | Path) -> ComparisonResults:
 
     ``folder`` is that of ``hfpatch compare`` or of a study of ``hfpatch pretrain``, or a published copy, without the
     runs' folders or a model. Differences by measures that are no mean or ratio of the documents' values, such as BLEU,
-    stay as they are.
+    stay as they are, and so do exchange rates by them.
 
     Returns:
         The results with ``comparisons``, ``retention``, ``kept``, ``frontier`` and the losses of ``tuning`` computed
@@ -48,8 +48,16 @@ def compare_again(folder: str | Path) -> ComparisonResults:
     looks = results.looks and [_look_again(results, records, look) for look in results.looks]
     update: dict[str, Any] = {"comparisons": comparisons, "kept": kept, "retention": retention, "looks": looks}
     update["tuning"] = results.tuning and _tuning_again(results.tuning, published_trials(folder), base)
-    results = results.model_copy(update=update)
-    return results.model_copy(update={"frontier": frontier_of(results, records) if comparisons else None})
+    before, results = results, results.model_copy(update=update)
+    frontier = before.frontier
+    if frontier is None or (frontier.task, frontier.metric) not in _no_ratios(before.comparisons):
+        frontier = frontier_of(results, records) if comparisons else None
+    return results.model_copy(update={"frontier": frontier})
+
+
+def _no_ratios(comparisons: Sequence[Comparison]) -> set[tuple[str, str]]:
+    """Return the tasks with a measure by which their score is no ratio: its function is not in the folder."""
+    return {(one.task, one.metric) for one in comparisons if one.reference_score is None and not one.log_ratio}
 
 
 def _tuning_again(tuning: Tuning, losses: Mapping[str, list[float | None]], base: str | None) -> Tuning:
@@ -72,9 +80,7 @@ def _differences(
     methods = [results.methods[name] for name in (results.baseline or "", *results.methods)]
     scored = (run for method in methods for run in method.runs.values() if run.evaluation)
     scores = next(map(results.scores_of, scored), {})
-    # of scores that are no ratios neither the functions nor, perhaps, the documents' values are in the folder
-    no_ratios = {(one.task, one.metric) for one in before if one.reference_score is None and not one.log_ratio}
-    compared = compare(records, scores, references, left_out=no_ratios)
+    compared = compare(records, scores, references, left_out=_no_ratios(before))
     made = {(one.method, one.reference, one.task, one.metric): one for one in (*before, *compared)}
     if results.retention is None:
         return list(made.values()), None

@@ -1,5 +1,6 @@
 """The committed reports are what the code writes from the committed results."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -57,3 +58,19 @@ def test_every_committed_difference_follows_from_the_documents(folder):
         assert (one.method, one.task, one.right, one.wrong) == (kept.method, kept.task, kept.right, kept.wrong)
         assert (one.kept, one.won) == pytest.approx((kept.kept, kept.won))
     assert [verdict.outcome for verdict in computed.verdicts] == [verdict.outcome for verdict in results.verdicts]
+
+
+def test_what_a_task_s_own_function_computed_stays(tmp_path):
+    """The function is not in the folder: the differences by it have no score of the reference."""
+    shutil.copy(RESULTS / "frontier" / "values.safetensors", tmp_path)
+    raw = json.loads((RESULTS / "frontier" / "results.json").read_text())
+    task, metric = raw["frontier"]["task"], raw["frontier"]["metric"]
+    for pair in raw["comparisons"]:
+        if (pair["task"], pair["metric"]) == (task, metric):
+            pair["reference_score"] = None
+    for line in raw["frontier"]["lines"]:
+        line["exchange"] = line["exchange"] and {"why": f"{metric} is no mean of documents"}
+    (tmp_path / "results.json").write_text(json.dumps(raw))
+    computed, results = compare_again(tmp_path), load_results(tmp_path)
+    assert computed.frontier == results.frontier
+    assert [line.exchange.why for line in computed.frontier.lines if line.exchange]
