@@ -13,8 +13,8 @@ import numpy as np
 
 from hfpatch.data.copies import LONG, Digester, Digests, Flags, Values
 from hfpatch.data.corpora import Corpus, filtered_documents
-from hfpatch.data.rows import number_groups
-from hfpatch.data.tokenizer import Integers
+from hfpatch.data.rows import Document, number_groups
+from hfpatch.data.tokenizer import END_OF_TEXT, Integers
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 
@@ -243,15 +243,21 @@ def copies_of_tasks(digests: Digests, count: int, tasks: Mapping[str, Digests]) 
 def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Iterator[str]:
     """Yield the plain texts that a tokenizer may be trained on: of each source the ones that are not held out.
 
+    A text that is the end-of-text token is left out, as the model's text leaves out documents of one token.
+
     Raises:
         HfpatchError: if there are too few to hold out, or the tokenizer decides which documents can be held out.
     """
+
+    def longer(corpus: Corpus, settings: DataSettings) -> Iterator[Document]:
+        return (document for document in filtered_documents(corpus, settings) if document.text != END_OF_TEXT)
+
     held_out: list[set[int]] = [set() for _ in sources]
     if any(settings.held_out for _, settings in sources):
         digester, candidates = Digester(), []
         for corpus, settings in sources:
             digests, names = [], []
-            for text, group in filtered_documents(corpus, settings):
+            for text, group in longer(corpus, settings):
                 digests.append([(digester.text(text), True)])
                 names.append(group)
                 if not settings.append_eos and len(text.split()) < 2:
@@ -278,5 +284,5 @@ def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Itera
             for source, choice in zip(candidates, chosen, strict=True)
         ]
     for (corpus, settings), indices in zip(sources, held_out, strict=True):
-        documents = enumerate(filtered_documents(corpus, settings))
+        documents = enumerate(longer(corpus, settings))
         yield from (document.text for index, document in documents if index not in indices)

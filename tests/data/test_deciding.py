@@ -283,7 +283,7 @@ def test_documents_of_one_token_are_not_chosen(tmp_path, chat):
 
 def test_a_tokenizer_is_not_trained_on_what_is_held_out(tmp_path, tokenizer):
     """The same documents as the model's, in a mixture too."""
-    texts = ["", *(f"the lamp {n}" for n in range(8)), "", "lonely", "the lamp 0"]
+    texts = ["", *(f"the lamp {n}" for n in range(8)), "<|endoftext|>", "lonely", "the lamp 0"]
     paths = [write_rows(tmp_path / "a.jsonl", [{"text": text} for text in texts])]
     paths.append(write_rows(tmp_path / "b.jsonl", [{"text": text} for text in ["the lamp 7", "the lamp 8", "more"]]))
     given = {"held_out": 4, "seed": 3, "layout": "padded", "min_characters": 0}
