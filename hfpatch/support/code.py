@@ -17,18 +17,21 @@ import re
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from numbers import Number
 from pathlib import Path, PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 from hfpatch.support.distributions import describe_package
 from hfpatch.support.files import sha256_file
 from hfpatch.support.provenance import PACKAGES
 
-_SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+_SIMPLE = (type(None), Number, str, bytes, range, slice, type(Ellipsis))
+_CONTAINERS = (list, dict, OrderedDict, MappingProxyType, set, frozenset)
 _FILLING = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "remove", "clear"}
 """Calls that may change a list, a set or a dictionary, which is then a cache and no constant of its module."""
 _LIBRARIES = set(PACKAGES) - {"hfpatch"}
@@ -132,6 +135,9 @@ class _Listing:
                     bound.append(self._describe(cell.cell_contents))
         defaults = [self._describe(value) for value in function.__defaults__ or ()]
         named = sorted((key, self._describe(value)) for key, value in (function.__kwdefaults__ or {}).items())
+        by_type = vars(function).get("registry")  # of functools.singledispatch, whose code is in no cell
+        if isinstance(by_type, MappingProxyType):
+            bound.append(self._describe(by_type))
         return repr((_text(code, function.__doc__), bound, defaults, named))
 
     def _members(self, modules: list[ModuleType], wanted: set[str]) -> None:
@@ -214,7 +220,7 @@ class _Listing:
             return self._name(value)
         if isinstance(value, MethodType):
             return f"{self._describe(value.__func__)} of {self._name(type(value.__self__))}"
-        if isinstance(value, functools.partial):
+        if isinstance(value, functools.partial | functools.partialmethod):
             return f"partial {self._describe((value.func, value.args, value.keywords))}"
         if isinstance(value, staticmethod | classmethod):
             return f"{type(value).__name__} {self._describe(value.__func__)}"
@@ -232,10 +238,8 @@ class _Listing:
         # Data: its type and its values
         if isinstance(value, tuple):
             return f"{kind}{[self._describe(item) for item in value]}"
-        if type(value) in (list, dict, set, frozenset):
-            if not _is_plain(value):
-                return kind
-            items = [self._describe(item) for item in (value.items() if isinstance(value, dict) else value)]
+        if type(value) in _CONTAINERS:
+            items = [self._describe(item) for item in (value.items() if isinstance(value, Mapping) else value)]
             return f"{kind}{sorted(items) if isinstance(value, set | frozenset) else items}"
         if isinstance(value, PurePath):
             return f"{kind} {_content_of(Path(value)) or value.name}"
@@ -247,6 +251,8 @@ class _Listing:
             return repr(value)
         if hasattr(type(value), "tolist"):  # NumPy's and torch's arrays
             return f"{kind} {tuple(value.shape)}" if getattr(value, "is_meta", False) else f"{kind} {value.tolist()}"
+        if hasattr(type(value), "extra_repr") and not self._is_followed(type(value)):  # torch's modules
+            return f"{kind} {value!r}"
         whole = dataclasses.is_dataclass(value)
         if whole or self._is_followed(type(value)):
             self._describe(type(value))

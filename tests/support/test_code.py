@@ -17,12 +17,23 @@ from hfpatch.support.distributions import describe_package
 HELPERS = "def doubled(x):\n    return 2 * x\n\n\ndef unused(x):\n    return 3 * x\n"
 MODULE = '''
 """A module."""
+import collections
+import fractions
 import functools
+import types
+
 import helpers
+import torch
 from helpers import doubled as twice
 
 SCALE = 0.5
 TABLE = {"a": [1, 2], "b": {3, 4}}
+FROZEN = types.MappingProxyType({"a": 5})
+ORDERED = collections.OrderedDict(a=6)
+PRECISIONS = {"dtype": torch.float32, "factor": 0.125}
+ACTIVATIONS = [torch.nn.LeakyReLU(0.2)]
+LAYERS = range(4)
+THIRD = fractions.Fraction(1, 3)
 CALLS = 0
 CACHE = {}
 
@@ -43,10 +54,22 @@ class Base:
         return self.factor * x
 
 
+@functools.singledispatch
+def dispatched(x):
+    return x - 1
+
+
+@dispatched.register
+def _(x: int):
+    return x - 2
+
+
 class Method(Base):
     limits = (1, 2)
+    constants = FROZEN, ORDERED, PRECISIONS, ACTIVATIONS, LAYERS, THIRD
     run = staticmethod(chosen)
     both = functools.partial(half, 3)
+    bound = functools.partialmethod(dispatched, 7)
 
     @property
     def table(self):
@@ -70,6 +93,15 @@ CHANGES = {
     "static function": ('{"p", "q", "r"}', '{"p", "q"}', "module"),
     "default": ("by=max", "by=min", "module"),
     "argument of partial": ("partial(half, 3)", "partial(half, 4)", "module"),
+    "argument of a partial method": ("partialmethod(dispatched, 7)", "partialmethod(dispatched, 8)", "module"),
+    "function of a single dispatch": ("x - 1", "x - 3", "module"),
+    "function for one type": ("x - 2", "x - 3", "module"),
+    "read-only table": ('{"a": 5}', '{"a": 7}', "module"),
+    "ordered table": ("a=6", "a=7", "module"),
+    "number beside a dtype": ('"factor": 0.125', '"factor": 0.25', "module"),
+    "option of a library's module": ("LeakyReLU(0.2)", "LeakyReLU(0.1)", "module"),
+    "range": ("range(4)", "range(5)", "module"),
+    "fraction": ("Fraction(1, 3)", "Fraction(2, 3)", "module"),
     "property": ('TABLE["a"]', 'TABLE["b"]', "module"),
     "import": ("import doubled as twice", "import unused as twice", "module"),
     "attribute of a module": ("helpers.doubled(each)", "helpers.unused(each)", "module"),
