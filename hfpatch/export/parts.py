@@ -88,7 +88,7 @@ def _method(
     options: dict[str, Any] = {
         "method": layer.method.spec.name,
         "sites": sites,
-        "adapters": [{name: getattr(config, name) for name in option_names} for config in configs],
+        "adapters": [{name: config.to_dict()[name] for name in option_names} for config in configs],
     }
     factors = [layer.scales[name] for name in layer.working_adapters()]
     if set(factors) != {1.0}:

@@ -93,8 +93,9 @@ class Method:
 
     def __init__(self, **options: Any) -> None:
         kinds = type(self).__annotations__
-        for name, value in options.items():  # JSON has no tuples
-            setattr(self, name, tuple(value) if isinstance(value, list) and "tuple" in kinds.get(name, "") else value)
+        for name, value in options.items():  # JSON has no tuples and no sets
+            hint = kinds.get(name, "") if isinstance(value, list) else ""
+            setattr(self, name, tuple(value) if "tuple" in hint else set(value) if "set" in hint else value)
         self.__post_init__()
 
     def __post_init__(self) -> None:

@@ -48,6 +48,7 @@ class Theirs(hfpatch.MethodConfig):
     sizes: tuple[int, ...] = (2, 3)
     kind: Literal["gentle", "steep"] = "steep"
     names: list[str] = field(default_factory=lambda: ["a", "b"])
+    marks: set[str] = field(default_factory=lambda: {"x", "y"})
     limit: float | None = None
 
     GAIN: ClassVar[float] = 0.5
@@ -82,6 +83,7 @@ class Theirs(hfpatch.MethodConfig):
     def added(self, y, part, x, site: "MethodSite"):
         norm = float(numpy.linalg.norm([3.0, 4.0])) / 5
         assert isinstance(self.sizes, tuple) and isinstance(self.names, list) and COUNT == 2
+        assert self.marks == {"x", "y"}
         return y + self.SCALES["half"] * Theirs.GAIN * norm * squashed(part, SLOPES[self.kind])
 
     def key(self, parts, k, x, site):
