@@ -105,6 +105,10 @@ class Method:
         """Return the places where the method acts."""
         return tuple(place for place in PLACES if hasattr(self, place))
 
+    def takes_autocast(self) -> bool:
+        """Return whether the method takes tensors in autocast's dtype and still rounds its result only once."""
+        return False
+
     def steps_back(self) -> int:
         """Return how many earlier positions the method reads."""
         return 0

@@ -32,7 +32,7 @@ from hfpatch.tuners.layer import layers_by_site
 
 _COUNT = itertools.count()
 FILE = "modeling_hfpatch.py"
-_CALLED = ("build", "acts_at", "steps_back", *PLACES)  # of a method, by the runtime
+_CALLED = ("build", "acts_at", "takes_autocast", "steps_back", *PLACES)  # of a method, by the runtime
 _ABOUT = """\
 a {stock} with a patch in its attention branches, in plain torch. Methods: arXiv 2604.10791, 2603.13381, 2106.09685.
 The licence below covers this file. The weights of the base keep their own licence: see README.md."""

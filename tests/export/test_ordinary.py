@@ -143,6 +143,18 @@ def test_another_dtype_is_the_one_of_the_base_and_the_parts_stay_in_fp32(folder)
     assert torch.nn.functional.cosine_similarity(actual, expected, dim=0) > 0.99
 
 
+@torch.no_grad()
+def test_under_autocast_it_computes_what_the_patched_model_does(tmp_path):
+    make_model("gemma2").save_pretrained(tmp_path / "base")
+    model = hfpatch.patch(load(tmp_path / "base", dtype=torch.bfloat16), STACK)
+    perturb(model)
+    (tmp_path / "export").mkdir()
+    write_model(model, tmp_path / "export")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual, expected = (logits_of(net.requires_grad_(False), TOKENS) for net in (load(tmp_path / "export"), model))
+    assert torch.equal(actual, expected)
+
+
 @pytest.mark.slow
 def test_it_is_quantised_as_its_base_would_be(tmp_path):
     parts = [PreProjectionConfig(expansion=0, content_skip=True), QueryTemperatureConfig(), QueryTemperatureConfig()]
