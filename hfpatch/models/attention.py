@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hfpatch.nn.attention import causal_attention
+from hfpatch.nn.functions import autocast_dtype
 from hfpatch.support.cpu import active_library
 
 _SDPA = "sdpa"
@@ -96,7 +97,7 @@ def _attend(
     **options: Any,
 ) -> Tensor:
     """Attention under a mask that is causal within the window, or any mask without one."""
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+    dtype = autocast_dtype("cpu") or query.dtype
     in_fp32 = dtype == torch.float32
     if dtype == torch.bfloat16:
         trains = torch.is_grad_enabled() and query.requires_grad

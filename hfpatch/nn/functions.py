@@ -34,6 +34,15 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
+def autocast_dtype(kind: str) -> torch.dtype | None:
+    """Return the dtype of autocast on a type of device; None where it is off, and on the meta device, which has none.
+
+    Args:
+        kind: such as ``x.device.type``.
+    """
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
+
+
 def activation(name: str) -> Activation:
     """Return the elementwise function called ``name``.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.functions import Activation, activation
+from hfpatch.nn.functions import Activation, activation, autocast_dtype
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.nonlinear import MAX_EXPANSION
 
@@ -155,7 +154,7 @@ def add_skip(branch: Tensor, x: Tensor, skip: nn.Linear) -> Tensor:
 
 def _as_read_by(linear: nn.Linear, x: Tensor) -> Tensor:
     """Return x in the dtype of a linear layer's weight; unchanged under autocast, which would round it back."""
-    return x if torch.is_autocast_enabled(x.device.type) else x.to(linear.weight.dtype)
+    return x.to(linear.weight.dtype) if autocast_dtype(x.device.type) is None else x
 
 
 def check_init(init: str) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import CALLS
+from hfpatch.nn.functions import autocast_dtype
 from hfpatch.sites.heads import QueryHeads
 from hfpatch.sites.layouts import Columns
 from hfpatch.tuners.cross_layer import PASSES, Shared, SharingModule
@@ -184,8 +185,7 @@ def apply_method(method: Any, place: str, parts: Parts, value: Tensor, *read: Te
     # _parameters where a part has some, as parameters() takes longer
     held = [p for part in parts.values() for p in part._parameters.values() or part.parameters() if p is not None]
     dtype = next((p.dtype for p in held if p.is_floating_point()), None)
-    kind = value.device.type
-    is_narrow = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == value.dtype
+    is_narrow = autocast_dtype(value.device.type) == value.dtype
     is_offloaded = not value.is_meta and any(p.is_meta for p in held)
     with _onloaded(parts, site.layer) if is_offloaded else nullcontext():
         if dtype is None or (is_narrow and method.takes_autocast()):

@@ -14,6 +14,7 @@ from families import close, gradients, hooks_act_as_registered, logits_of, make_
 from in_step import in_step
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
 
 import hfpatch
 from hfpatch.export.write import write_model
@@ -118,6 +119,15 @@ def test_a_base_in_half_precision(name):
     assert {p.dtype for p in adapter_parameters(model).values()} == {torch.float32}
     assert logits.dtype == torch.bfloat16
     assert close(logits.float(), logits_of(patched(ONE, name), tokens), 0.1)
+
+
+@every_method
+def test_a_model_without_values_has_shapes(name):
+    """As tools call it that count operations or plan memory."""
+    with torch.device("meta"):
+        model = hfpatch.patch(LlamaForCausalLM(make_model(ONE).config), FURTHER[name].config())
+        logits = model(make_tokens(2, 6).to("meta")).logits
+    assert (logits.device.type, logits.shape[:2]) == ("meta", (2, 6))
 
 
 @every_method
