@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from hfpatch.sites import AttentionSite
@@ -47,5 +48,5 @@ class OutputGateConfig(MethodConfig):
     def mixed(self, parts: Parts, a: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the gated heads ``(batch, seq, heads·size)``."""
         gate: Tensor = 2 * parts["gate"](x).sigmoid()  # (batch, seq, heads·size) or (batch, seq, heads)
-        by_gate = a.reshape(*gate.shape, -1)  # columns of a head share its gate
+        by_gate = torch.unflatten(a, -1, (gate.shape[-1], -1))  # columns of a head share its gate
         return (by_gate * gate[..., None]).reshape(a.shape)

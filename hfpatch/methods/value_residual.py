@@ -84,5 +84,5 @@ class ValueMix(nn.Module):
 
     def forward(self, value: Tensor, first: Tensor) -> Tensor:
         """Return v + λ (v_1 - v) for both ``(batch, seq, heads·size)``."""
-        by_head = (first - value).reshape(*value.shape[:-1], len(self.weight), -1)  # (batch, seq, heads, size)
+        by_head = torch.unflatten(first - value, -1, (len(self.weight), -1))  # (batch, seq, heads, size)
         return value + (self.weight[:, None] * by_head).reshape(value.shape)

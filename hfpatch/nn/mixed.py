@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery
 from hfpatch.nn.calls import CALLS, SharedLinear, shared, shared_inside
+from hfpatch.nn.functions import autocast_dtype
 from hfpatch.nn.nonlinear import NonlinearProjection
 
 Span = tuple[int, int]
@@ -94,9 +95,7 @@ class MixedProjection(nn.Module):
         if values is None:
             values = {name: path(x) for name, path in self.paths.items()}
         rest = None if self.rest is None else self.rest(x)
-        kind = x.device.type
-        autocast = kind != "meta" and torch.is_autocast_enabled(kind)
-        dtype = torch.get_autocast_dtype(kind) if autocast else x.dtype  # which a linear layer would give
+        dtype = autocast_dtype(x.device.type) or x.dtype  # which a linear layer would give
         if rest is None and len(values) == 1:
             (value,) = values.values()
             return value.to(dtype)
@@ -170,13 +169,13 @@ class MixedProjection(nn.Module):
     def _placed(self, rest: Tensor | None, values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Put values and rest where they belong: (batch, seq, groups, width), then flat."""
         pieces, at, used = [], 0, 0
-        grouped = None if rest is None else rest.reshape(*rest.shape[:-1], self.groups, -1)
+        grouped = None if rest is None else torch.unflatten(rest, -1, (self.groups, -1))
         for name, (start, length) in [*self.spans.items(), ("", (self.width, 0))]:
             if start > at and grouped is not None:
                 pieces.append(grouped[..., used : used + start - at])
                 used += start - at
             if length:
                 value = values[name]
-                pieces.append(value.reshape(*value.shape[:-1], self.groups, length).to(dtype))
+                pieces.append(torch.unflatten(value, -1, (self.groups, length)).to(dtype))
             at = start + length
         return torch.cat(pieces, dim=-1).flatten(-2)

@@ -39,6 +39,6 @@ def scale_heads(query: Tensor, tau: Tensor, axis: int = -1) -> Tensor:
     """
     factor = 1 + tau
     if axis == -1:
-        by_head = query.reshape(*query.shape[:-1], len(tau), -1)  # (batch, seq, heads, size)
+        by_head = torch.unflatten(query, -1, (len(tau), -1))  # (batch, seq, heads, size)
         return (by_head * factor[:, None]).to(query.dtype).reshape(query.shape)
     return (query * factor.reshape(-1, *[1] * (query.dim() - 1 - axis))).to(query.dtype)

@@ -56,6 +56,7 @@ def test_every_column_comes_from_where_it_belongs(groups, gaps, data):
             used[owner] += 1
     y = mixed(torch.zeros(2, 3, 2))
     assert torch.equal(y, torch.tensor(expected, dtype=torch.float32).expand(2, 3, -1))
+    assert mixed(torch.zeros(0, 3, 2)).shape == (0, *y.shape[1:])
 
 
 def test_the_linear_part_is_what_is_left_without_f():

@@ -24,3 +24,4 @@ def test_each_head_is_multiplied_wherever_its_axis_is():
     assert torch.equal(scale_heads(query, tau), expected.reshape(1, 2, 12))
     assert torch.equal(scale_heads(query.reshape(1, 2, 3, 4), tau, 2), expected)
     assert torch.equal(scale_heads(query.reshape(1, 2, 3, 4).transpose(1, 2), tau, 1), expected.transpose(1, 2))
+    assert scale_heads(query[:0], tau).shape == (0, 2, 12)
