@@ -25,7 +25,7 @@ class Place(NamedTuple):
     returned: str  # the result, for the function's docstring
 
 
-_HIDDEN, _MIXED = "site.hidden_size", "site.mixed_size or 0"
+_HIDDEN, _STREAM, _MIXED = "site.hidden_size", "site.stream_size", "site.mixed_size or 0"
 _HEAD = 'site.width("query") // site.head_count'
 _X, _OUT = "``(batch, seq, hidden)``", "``(batch, seq, out)``"
 _PROJECTED = {
@@ -33,14 +33,15 @@ _PROJECTED = {
     for name in ("query", "key", "value")
 }
 _READ = "what the output projection reads ``(batch, seq, heads·size)``"
+_CLASSES = ("HfpatchError", "LlamaConfig", "MethodConfig", "MethodSite", "Parts", "Tensor")  # that the files import
 PLACES = {
     "entered": Place("x: Tensor", "x", _HIDDEN, _HIDDEN, f"what enters the attention {_X}"),
     **_PROJECTED,
     "heads": Place("q: Tensor", "q", _HEAD, _HEAD, "the query ``(batch, seq, heads, size)``"),
     "mixed": Place("a: Tensor, x: Tensor", "x", _HIDDEN, _MIXED, _READ),
-    "output": Place("o: Tensor, a: Tensor", "a", _MIXED, _HIDDEN, f"what the output projection returns for a {_X}"),
-    "left": Place("branch: Tensor, x: Tensor", "x", _HIDDEN, _HIDDEN, f"what joins the residual stream {_X}"),
-    "stream": Place("h: Tensor", "h", _HIDDEN, _HIDDEN, f"the residual stream {_X}"),
+    "output": Place("o: Tensor, a: Tensor", "a", _MIXED, _STREAM, f"what the output projection returns for a {_X}"),
+    "left": Place("branch: Tensor, x: Tensor", "x", _HIDDEN, _STREAM, f"what joins the residual stream {_X}"),
+    "stream": Place("h: Tensor", "h", _STREAM, _STREAM, f"the residual stream {_X}"),
 }
 """The places of :data:`hfpatch.tuners.hooks.PLACES`, in their order."""
 
@@ -68,11 +69,13 @@ def new_method(
     places = [key for key in PLACES if key in given]
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise HfpatchError(f"{name}: a name is made of small letters, digits and '_', such as output_gate")
+    cls = "".join(word.capitalize() for word in name.split("_"))  # OutputGate for output_gate
+    if keyword.iskeyword(cls) or cls in _CLASSES:
+        raise HfpatchError(f"{name}: its class {cls} would have a name that its files use; choose another name")
     if name in SIZES or name in NO_SIZE:
         raise HfpatchError(f"{name}: is a method already; choose another name")
     if importlib.util.find_spec(name) is not None:
         raise HfpatchError(f"{name}: a module of this name is installed already; choose another name")
-    cls = "".join(word.capitalize() for word in name.split("_"))  # OutputGate for output_gate
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("hfpatch.cli"),
         trim_blocks=True,

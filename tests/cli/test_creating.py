@@ -1,5 +1,6 @@
 """``hfpatch new-method``: what it writes passes as it is."""
 
+import importlib
 import re
 import runpy
 import subprocess
@@ -13,7 +14,10 @@ from own_methods import forgotten
 from hfpatch.__main__ import main
 from hfpatch.cli.creating import PLACES
 from hfpatch.promises import run
+from hfpatch.sites.heads import QueryHeads
+from hfpatch.sites.layouts import Columns
 from hfpatch.tuners.hooks import PLACES as KNOWN
+from hfpatch.tuners.hooks import MethodSite
 
 CONFIG = Path(__file__).parents[2] / "pyproject.toml"
 MADE = {
@@ -55,6 +59,18 @@ def test_the_files_pass_as_they_are(name, tmp_path, monkeypatch, capsys):
         runpy.run_path(f"test_{name}.py")["test_formula"]()
 
 
+def test_the_stream_may_have_another_width_than_what_enters_the_attention():
+    """As in Zamba 2, whose attention reads two streams side by side."""
+    assert main(["new-method", "all_places", *MADE["all_places"]]) == 0
+    columns = dict.fromkeys(("query", "key", "value"), Columns(groups=1, width=6, start=0, length=6))
+    sizes = {"hidden_size": 10, "mixed_size": 6, "output_size": 4, "exit_factor": 1.0}
+    site = MethodSite(layer=0, name="0", columns=columns, heads=QueryHeads(2), **sizes)
+    parts = importlib.import_module("all_places").AllPlaces(rank=1).build(site, 0)
+    widths = {"output": (6, 4), "left": (10, 4), "stream": (4, 4), "entered": (10, 10), "mixed": (10, 6)}
+    for name, expected in widths.items():
+        assert (parts[f"{name}_a"].in_features, parts[f"{name}_b"].out_features) == expected, name
+
+
 def test_the_files_are_clean():
     pytest.importorskip("ruff")
     for name, places in MADE.items():
@@ -76,6 +92,8 @@ def test_a_package_gets_its_entry_point():
 REFUSED = {
     ("MyGate",): "MyGate: a name is made of small letters",
     ("class",): "class: a name is made of small letters",
+    ("none",): "none: its class None would have a name that its files use; choose another name",
+    ("method_site",): "method_site: its class MethodSite would have a name that its files use",
     ("output_gate",): "output_gate: is a method already; choose another name",
     ("lora",): "lora: is a method already",
     ("json",): "json: a module of this name is installed already",
