@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ def contents(
 
     Of a run: recipe, plan, results, report, figures, training curves and patches, with a card; not the checkpoints,
     and not the per-document records, which hold text of the data sets. Of a patch or an export: everything. A link that
-    leads out of the folder is left out, with a warning. Local paths in the report of a run, and that of a patch's base,
-    are cut down to names. One method's patch has its scores beside it, as the hub reads them.
+    leads out of the folder is left out, with a warning. Local paths in the report of a run and in the cards of its
+    patches, and that of a patch's base, are cut down to names. One method's patch has its scores beside it, as the hub
+    reads them.
 
     Args:
         folder: a folder written by `compare`, `save_patch` or `export`.
@@ -55,7 +57,8 @@ def contents(
         if method is not None or seed is not None:
             raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
         if any((folder / name).is_file() for name in _MARKERS):
-            return _tree(folder, folder)
+            run = folder.resolve().parents[3:4]  # of a patch in RUN/runs/METHOD/seed-N/patch
+            return _tree(folder, folder, paths_in(run[0]) if run and (run[0] / "results.json").is_file() else [])
         refuse_a_run(folder)
         raise HfpatchError(f"{folder}: contains no finished run, patch or export; give a folder that hfpatch wrote")
 
@@ -76,10 +79,10 @@ def contents(
             raise HfpatchError(f"{folder}: no method {method!r}{hint}")
         number, patch = _saved_patch(folder, method, seed)
         scores = eval_results(results, method, number, repo_id) if repo_id is not None else {}
-        return {**shared, **_tree(patch, folder), **scores}
+        return {**shared, **_tree(patch, folder, paths), **scores}
     for patch in sorted((folder / "runs").glob("*/seed-*/patch")):
         curve = patch.parent / "metrics.jsonl"
-        files = {f"patch/{name}": file for name, file in _tree(patch, folder).items()}
+        files = {f"patch/{name}": file for name, file in _tree(patch, folder, paths).items()}
         files |= {"metrics.jsonl": curve} if _is_own(curve, folder) else {}
         shared |= {f"{patch.parent.relative_to(folder).as_posix()}/{name}": file for name, file in files.items()}
     return {**shared, "README.md": cut_paths(run_card(results), paths).encode()}
@@ -110,18 +113,18 @@ def _is_own(path: Path, root: Path) -> bool:
     return inside
 
 
-def _tree(folder: Path, root: Path) -> Contents:
+def _tree(folder: Path, root: Path, paths: Sequence[str]) -> Contents:
     """Return every file below a folder but hidden ones and compiled code, which holds paths of this machine.
 
     Links that lead out of ``root``, the folder that is shared, are left out. A file that names the base by a path of
-    this machine is changed to name its last part.
+    this machine is changed to name its last part, and a card to have none of ``paths``.
     """
     files: Contents = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
         if path.suffix == ".pyc" or not _is_own(path, root) or any(part.startswith(".") for part in relative.parts):
             continue
-        files[relative.as_posix()] = path
+        files[relative.as_posix()] = without_paths(path, paths) if paths and path.name == "README.md" else path
         if (keys := _BASE_NAMES.get(path.name)) is not None:
             value = read_json(path)
             if path.name == "patch.json":
