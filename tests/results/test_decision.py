@@ -5,6 +5,7 @@ import math
 import pytest
 
 from hfpatch.results.decision import decide_gain, decide_keep, rate_error
+from hfpatch.results.tuning import Choice, Trial, Tuning
 
 DELTA = 0.02
 
@@ -56,3 +57,11 @@ def test_what_is_kept_is_not_worse_by_the_margin(difference, narrow, outcome):
 )
 def test_what_the_choice_of_a_rate_may_be_worth(losses, best, cap, error):
     assert rate_error(losses, best, cap) == pytest.approx(error)
+
+
+def test_only_trials_that_differ_in_the_rate_alone_say_what_it_may_be_worth():
+    losses = {(1e-3, 0.0): 3.4, (3e-3, 0.0): 3.0, (1e-2, 0.0): 3.1, (1e-3, 0.1): 9.0}
+    given = {"method": "a", "seed": 1}
+    trials = [Trial(**given, values={"lr": lr, "decay": decay}, loss=loss) for (lr, decay), loss in losses.items()]
+    chosen = {"a": Choice(values={"lr": 3e-3, "decay": 0.0}, loss=3.0, trials=4)}
+    assert Tuning(seed=1, steps=10, trials=trials, chosen=chosen).rate_error("a") == pytest.approx(0.1)
