@@ -131,9 +131,10 @@ class Scorer:
         """
         done = set(scored)
         quarter = replace(self.limits, tokens=max(1, self.limits.tokens // 4), logits=max(1, self.limits.logits // 4))
-        for limits in (self.limits, quarter):
+        shorter = replace(self.declared, longest=min(self.declared.longest, quarter.tokens))
+        for limits, sharing in ((self.limits, self.declared), (quarter, shorter)):
             try:
-                plan = self.plan(requests, limits)
+                plan = self.plan(requests, limits, sharing)
                 waiting = units(plan.batches, limits, together=not isinstance(plan.parts, WholeModel))
                 if share is not None:
                     done.update(share(waiting, done))
@@ -183,8 +184,8 @@ class Scorer:
         return features[rows, nodes - left_out], targets
 
     @torch.no_grad()
-    def plan(self, requests: Sequence[TokenRequest], limits: BatchLimits) -> Plan:
-        """Return how the requests are scored.
+    def plan(self, requests: Sequence[TokenRequest], limits: BatchLimits, sharing: Sharing | None = None) -> Plan:
+        """Return how the requests are scored; ``sharing`` is how long a row with several endings may be, as declared.
 
         There are three ways, each with the trials that it needs: rows one by one, which needs none; plain rows in
         padded batches; contexts with several endings in one row. The one with the fewest tokens, trials included, is
@@ -202,8 +203,8 @@ class Scorer:
         shortest = min(longest - 1, len(rows[-1]))
 
         # the cost of each way, in tokens
-        overhead = limits.overhead
-        shared = _batched(requests, self.declared, limits)
+        overhead, sharing = limits.overhead, sharing or self.declared
+        shared = _batched(requests, sharing, limits)
         row, path = _sizes(shared)
         padding = trial_of_padding(shortest, longest, overhead) if self.weigh_trials else 0
         trees = trial_of_trees(row, path, overhead) if self.weigh_trials else 0
@@ -236,12 +237,13 @@ class Scorer:
             limits = replace(limits, tokens=min(limits.tokens, max(_FEWEST_TOKENS, limits.logits // words)))
         if cost_shared >= cost_plain:
             return Plan(_batched(requests, Sharing(0), limits), self.parts, modules, Sharing(0))
-        sharing, made = self._try_trees(requests, limits)
+        sharing, made = self._try_trees(requests, limits, sharing)
         return Plan(made, self.parts, modules, sharing)
 
-    def _try_trees(self, requests: Sequence[TokenRequest], limits: BatchLimits) -> tuple[Sharing, list[list[Tree]]]:
+    def _try_trees(
+        self, requests: Sequence[TokenRequest], limits: BatchLimits, sharing: Sharing
+    ) -> tuple[Sharing, list[list[Tree]]]:
         """Return how long a row with several endings may be, tried on the largest such row, and the batches."""
-        sharing = self.declared
         if not self._is_tree_exact(SHORT, SHORT_PATH):
             sharing = Sharing(0, "a probe failed or gave different numbers")
         made = _batched(requests, sharing, limits)

@@ -472,3 +472,16 @@ def test_a_quarter_is_tried_where_memory_is_too_small_and_nothing_is_lost(make):
         made.score(tokens, answers.update)
     made.parts = Memory(made.parts.parts, 0)
     made.score(tokens, answers.update, scored=range(len(tokens)))
+
+
+def test_where_memory_is_too_small_a_long_context_is_not_shared(make):
+    """Its row with all endings is longer than a plain one, which fits."""
+    model, generator = make("gpt_neox"), random.Random(0)
+    context, limits = tokens_of(generator, 25), BatchLimits(tokens=64, logits=1 << 14, overhead=0)
+    tokens = cut([(("", ""), context, tokens_of(generator, 4)) for _ in range(5)])
+    answers, made = {}, Scorer(model, LONGEST, limits, weigh_trials=False)
+    (batch,) = made.plan(tokens, limits).batches
+    assert [len(tree) for tree in batch] == [25 + 5 * 3]
+    made.parts = Memory(made.parts, 30)
+    made.score(tokens, answers.update)
+    assert sorted(answers) == [0, 1, 2, 3, 4]
