@@ -84,12 +84,8 @@ def lead(results: ComparisonResults) -> str:
     task, other = task_text(verdicts[0].task), others_text(results, verdicts)
     better, tones = [pair for pair in verdicts if pair.tone == "better"], {verdict.tone for verdict in verdicts}
     than = "what it is compared with" if other == ANOTHER else other
-    if better and other == ANOTHER:
-        sentence = f"On {task}, {listed([f'{pair.method} beats {pair.other}' for pair in better])}."
-    elif better:
-        beat = "beat" if len(better) > 1 else "beats"
-        names = names_text([pair.method for pair in better], results.others, results.noun)
-        sentence = f"On {task}, {names} {beat} {other}."
+    if better:
+        sentence = f"On {task}, {_beaten(results, better, other)}."
     elif tones == {"not tested"}:
         sentence = f"On {task} nothing was tested{_why(verdicts)}."
     elif tones == {"worse"} and len(verdicts) > 1:
@@ -116,6 +112,19 @@ def lead(results: ComparisonResults) -> str:
             sentence += "; its lead was not tested" if untested else f"; its lead over {second} is not shown"
         sentence += "."
     return sentence
+
+
+def _beaten(results: ComparisonResults, better: Sequence[Verdict], other: str) -> str:
+    """Return which methods beat what: last those that do so at the rates tried."""
+    clauses = []
+    for tried in (False, True):
+        group = [pair for pair in better if bool(pair.at_rates_tried) == tried]
+        if group and other != ANOTHER:
+            names = names_text([pair.method for pair in group], results.others, results.noun)
+            clauses.append(f"{names} {'beat' if len(group) > 1 else 'beats'} {other}{outcome_of(group[0]).rates}")
+        else:
+            clauses += [f"{pair.method} beats {pair.other}{outcome_of(pair).rates}" for pair in group]
+    return listed(clauses)
 
 
 def sentences(results: ComparisonResults) -> Findings:

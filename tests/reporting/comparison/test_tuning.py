@@ -7,6 +7,7 @@ import pytest
 from reporting.conftest import document_of, read_csv, tuned_example
 
 from hfpatch.reporting.cards import run_card
+from hfpatch.reporting.comparison.answer import lead
 from hfpatch.reporting.comparison.merging import merge
 from hfpatch.reporting.comparison.tuning import chosen_facts, tuning_csv, tuning_figure
 from hfpatch.reporting.html import html
@@ -30,6 +31,21 @@ def test_the_first_thing_said_is_how_the_rates_were_chosen(tuned, results, raw, 
     text = rates_sentence(build(raw | {"tuning": None, "methods": alone, "comparisons": []}))
     assert text.startswith("One learning rate (0.001), not tuned")
     assert rates_sentence(build({"schema": 2, "kind": "comparison", "name": "empty"})) == ""
+
+
+def test_the_first_sentence_says_what_holds_at_the_rates_tried(tuned):
+    """The rate of the LoRA is not bounded, and another one might turn each sign."""
+    (loss,) = [pair for pair in tuned.verdicts if pair.pair == (SKIP, LORA) and pair.task == "tinyworld_text"]
+    primary = {"role": "primary", "question": "gain", "outcome": "better"}
+    held = [loss.model_copy(update={**primary, "at_rates_tried": tried}) for tried in (None, True)]
+    methods = {**tuned.methods, "third": tuned.methods[SKIP]}
+    for verdicts, expected in (
+        (held[:1], f"{SKIP} beats lora."),
+        (held[1:], f"{SKIP} beats lora at the rates tried."),
+        ([held[1].model_copy(update={"method": "third"}), held[0]],
+         f"{SKIP} beats lora and third beats lora at the rates tried."),
+    ):  # fmt: skip
+        assert f", {expected}" in lead(tuned.model_copy(update={"joined": verdicts, "methods": methods}))
 
 
 @pytest.mark.parametrize(
