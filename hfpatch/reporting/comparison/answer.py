@@ -311,9 +311,13 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
     columns.append(_kept(results, order, task))
     columns += [*_sizes(results, order, controls), *_costs(results, order, controls)]
     rows = tuple(map(Row, zip(*(cells for _, cells in columns), strict=True)))
-    shown, caption = tuple(column for column, _ in columns), _LEGEND if results.study is None else _LEGEND_OF_STUDY
-    table = Table("headline", "Headline", shown, rows, caption, heading=False).with_values()
-    return _for_terminal(table) if terminal else replace(table, caption=" ".join([caption, *table.notes(_FOOTNOTES)]))
+    shown = tuple(column for column, _ in columns)
+    table = Table("headline", "Headline", shown, rows, heading=False).with_values()
+    if terminal:
+        return _for_terminal(table)
+    if results.study is None:
+        return replace(table, caption=" ".join([_LEGEND, *table.notes(_EXPLAINED | _OF_RATIOS)]))
+    return replace(table, caption=" ".join([_LEGEND_OF_STUDY, *table.notes(_EXPLAINED)]))
 
 
 def _for_terminal(table: Table) -> Table:
@@ -469,14 +473,16 @@ def _costs(results: ComparisonResults, order: Sequence[str], controls: Mapping[s
 
 _TIME = "The time of a training step over that of the LoRA that it is compared with, the median of interleaved rounds."
 _MEMORY = "The peak memory of a training step over that of the LoRA that it is compared with."
-_LEGEND = (
-    "Gains are over the base. [Intervals] belong to their outcomes, corrected for all pairs of the question; above 0 "
-    "is better. Alone: the plain 95 % interval excludes 0. × is over the LoRA that a method is compared with."
-)
+_LEGEND = "Gains are over the base; above 0 is better."
 _LEGEND_OF_STUDY = (
     "Losses are means over seeds; improvements are shares of the baseline's loss with the same seeds, and not tested. "
-    "[Intervals] belong to their outcomes, corrected for all pairs of the question; above 0 is better."
+    "Above 0 is better."
 )
+_EXPLAINED = {
+    "[": "[Intervals] belong to their outcomes, corrected for all pairs of the question.",
+    "alone ": "Alone: the plain 95 % interval excludes 0.",
+} | _FOOTNOTES
+_OF_RATIOS = {" ×": "× is over the LoRA that a method is compared with."}
 
 
 def changed_text(results: ComparisonResults) -> str:

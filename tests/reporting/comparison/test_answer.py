@@ -91,6 +91,19 @@ def test_outcomes_are_said_as_they_are(asked):
     assert outcomes[(SKIP, "lora"), (TEXT,)] == f"equivalent within {100 * 0.6 / 19:g} %"
 
 
+def test_the_headline_explains_the_marks_that_it_has_and_no_others(asked, raw, build):
+    words = {"[": "[Intervals]", "alone ": "Alone:", "×": "× is over", "†": "†:", "‡": "‡:"}
+    shown = set()
+    untested = build({"schema": 2, "kind": "comparison", "name": "x", "methods": raw["methods"]})
+    for results in (asked(-2.0, 0.2), asked(0.05, 0.1, p=0.5, keep=["lora"]), build(raw | {"questions": []}), untested):
+        table = headline_table(results)
+        cells = " ".join(str(cell) for row in table.rows for cell in row.cells)
+        explained = {mark for mark, word in words.items() if word in table.caption}
+        assert explained == {mark for mark in words if mark in cells}
+        shown.add(frozenset(explained))
+    assert len(shown) > 1
+
+
 @pytest.mark.parametrize("difference", [0.0, 1e-9, -1e-9])
 def test_no_side_is_taken_where_the_shown_difference_is_0(asked, raw, difference):
     raw["comparisons"][3] |= {"difference": difference, "errors": [[0.001, 100]]}  # of lora on CLOZE
