@@ -63,6 +63,21 @@ def test_of_equal_logits_the_first_is_the_greedy_one():
 
 
 @torch.no_grad()
+def test_logits_whose_log_probabilities_round_to_the_same_are_equal():
+    logits = torch.zeros(1, VOCABULARY)  # the logarithm of the sum of 700 is 6.55, with steps of 5e-7
+    logits[0, 5], logits[0, 600] = 0.5, torch.nextafter(torch.tensor(0.5), torch.tensor(1.0))
+    head = nn.Linear(1, VOCABULARY, bias=False)
+    head.weight.copy_(logits.T)
+    targets = torch.tensor([0, 0]), torch.tensor([5, 600])
+    assert reference(logits, *targets)[1].tolist() == [True, False]  # the first, though its logit is smaller
+    for greedy in (
+        from_logits(logits.clone(), *targets)[1],
+        log_probabilities(BodyAndHead(nn.Identity(), head), torch.ones(1, 1), *targets, numbers=256)[1],
+    ):
+        assert greedy.tolist() == [True, False]
+
+
+@torch.no_grad()
 def test_equal_logits_in_other_slices_are_seen():
     torch.manual_seed(0)
     parts = BodyAndHead(nn.Identity(), make_head(False))
