@@ -88,7 +88,7 @@ def preview(
         HfpatchError: as the command itself does before it trains anything.
     """
     check_folder(out, recipe, resume=resume, part=variant)
-    with open_engine(engine, progress) as executor:
+    with open_engine(engine, progress, works=False) as executor:
         devices = executor.at_once
     plan = plan_runs(recipe, out, variant)
     optional = {

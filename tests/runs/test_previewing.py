@@ -10,6 +10,7 @@ from hfpatch.cli.engines import EngineCommand, print_preview
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import previewing
+from hfpatch.runs.engines import processes
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_runs
@@ -24,6 +25,7 @@ def test_the_time_on_many_devices_is_that_of_the_graph(tmp_path, monkeypatch, ca
         words="Measured were a few.", work_of=lambda unit: SimpleNamespace(seconds=SECONDS[unit.action])
     )
     monkeypatch.setattr(previewing, "measure", lambda *_, **__: measured)
+    monkeypatch.setattr(processes, "WorkerProcess", None)  # none is started
     shown = preview(tuned, tmp_path / "out", engine=EngineSettings(jobs=2))
     assert not (tmp_path / "out").exists()
     assert (len(shown.steps), sum(step.optional for step in shown.steps), shown.devices) == (2 + 4 + 4 + 8, 4, 2)

@@ -45,8 +45,12 @@ SAY_WAITING_S = 60.0
 
 
 @contextmanager
-def open_engine(settings: EngineSettings | None, progress: Progress | None = None) -> Iterator[Engine]:
+def open_engine(
+    settings: EngineSettings | None, progress: Progress | None = None, *, works: bool = True
+) -> Iterator[Engine]:
     """Yield the engine that a command asks for, with the devices of its runs; at the end release what it took.
+
+    An engine that does not work, of which only ``at_once`` is asked, starts no process that forks workers.
 
     Raises:
         HfpatchError: if they are not there, Ray is not installed, or a launcher has started several processes.
@@ -59,7 +63,7 @@ def open_engine(settings: EngineSettings | None, progress: Progress | None = Non
     with ExitStack() as stack:
         workers: Processes | RayTasks
         if settings.ray is None:
-            workers = Processes(settings, stack)
+            workers = Processes(settings, stack, works=works)
         else:
             from hfpatch.runs.engines.ray import RayTasks
 
