@@ -14,7 +14,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from hfpatch.support.environment import CPU_ONLY, is_set
+
 PACKAGES = ("hfpatch", "torch", "transformers", "peft", "accelerate", "lm_eval", "datasets", "tokenizers", "numpy")
+
+_CPU_ONLY = is_set(CPU_ONLY)  # read at import: the driver of workers sets it later, to leave them the devices
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,12 @@ class Clock:
 
 
 def provenance(clock: Clock) -> dict[str, Any]:
-    """Return the provenance of a result as JSON values; the device is the first accelerator of this machine."""
+    """Return the provenance of a result as JSON values; the device is the first accelerator that a run may use."""
     import torch
 
     commit, dirty = checkout_state()
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    accelerator = None if _CPU_ONLY else torch.accelerator.current_accelerator(check_available=True)
+    device = accelerator or torch.device("cpu")
     return {
         "commit": commit,
         "dirty": dirty,

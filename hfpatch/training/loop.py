@@ -29,6 +29,7 @@ from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.results.parts import TrainResult
 from hfpatch.support.cpu import keep_freed_memory, pinned_library
+from hfpatch.support.environment import is_set
 from hfpatch.training.activations import CheapRecomputation, pays
 from hfpatch.training.checkpoint import load_optimizer, load_trainables, read_checkpoint, save_checkpoint, step_name
 from hfpatch.training.diagnostics import counting_survival, diagnose, survival_shares, survival_steps
@@ -36,7 +37,7 @@ from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, toke
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.interruption import SigtermWatch, Terminated, watch_sigterm
 from hfpatch.training.optim import build_optimizer, build_scheduler, trainable_parameters
-from hfpatch.training.processes import is_set, start_processes
+from hfpatch.training.processes import start_processes
 from hfpatch.training.records import StepRecord, summarise
 from hfpatch.training.run import Run, check_run, open_folder
 from hfpatch.training.sharding import FSDP, configure_deepspeed, whole, whole_afterwards

@@ -9,11 +9,9 @@ import torch
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError, first_line
+from hfpatch.support.environment import CPU_ONLY, is_set
 from hfpatch.support.ranks import Ranks
 from hfpatch.training.interruption import end_with_launcher
-
-CPU_ONLY = "ACCELERATE_USE_CPU"
-"""The variable that keeps accelerate from using an accelerator."""
 
 _LONGEST_WAIT = timedelta(days=2)  # for a rank whose share takes longer; a lost one is noticed at once
 _OF_RECIPES = ("the recipe's training.autocast", "training.autocast=bfloat16")
@@ -70,8 +68,3 @@ def runs_on_cpu() -> bool:
     Without this, accelerate takes several processes on a machine without GPUs for as many runs of their own.
     """
     return is_set(CPU_ONLY) or torch.accelerator.current_accelerator(check_available=True) is None
-
-
-def is_set(variable: str) -> bool:
-    """Whether the launcher switched something on by an environment variable."""
-    return os.environ.get(variable, "").lower() in ("1", "true")

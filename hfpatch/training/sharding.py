@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from hfpatch.errors import HfpatchError
+from hfpatch.support.environment import is_set
 from hfpatch.training.optim import trainable_parameters
-from hfpatch.training.processes import is_set
 
 FSDP = "ACCELERATE_USE_FSDP"
 DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"

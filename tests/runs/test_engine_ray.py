@@ -14,7 +14,7 @@ from tiny_runs import refused
 from hfpatch.__main__ import main
 from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.training.processes import CPU_ONLY
+from hfpatch.support.environment import CPU_ONLY
 
 
 def opened(**options):

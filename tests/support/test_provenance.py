@@ -1,5 +1,6 @@
 """Where a result comes from."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hfpatch.support import provenance as module
 from hfpatch.support.provenance import Clock, checkout_state, command_line, installed_versions, processor, provenance
 
 
@@ -60,8 +62,14 @@ def test_provenance_is_complete_and_time_adds_up():
     assert set(facts) == of_run | {"python", "processor", "platform", "device"}
 
 
-@pytest.mark.parametrize(("kind", "name"), [(None, "cpu"), ("mps", "mps"), ("cuda", "NVIDIA H100")])
-def test_the_device_is_the_accelerator_of_the_machine(monkeypatch, kind, name):
+@pytest.mark.parametrize(
+    ("kind", "launcher", "name"),
+    [(None, "", "cpu"), ("mps", "", "mps"), ("cuda", "", "NVIDIA H100"), ("cuda", "true", "cpu")],
+)
+def test_the_device_is_the_accelerator_that_a_run_may_use(monkeypatch, kind, launcher, name):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", launcher)
+    monkeypatch.setattr(module, "_CPU_ONLY", runpy.run_path(module.__file__)["_CPU_ONLY"])  # read at import
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # by the driver of workers
     device = kind and torch.device(kind)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: device)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100")

@@ -25,9 +25,10 @@ from hfpatch.runs.locks import STALE_S, hold, new_holder, remove_lost
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import Entry
 from hfpatch.runs.train_eval import TrainEvalSession
+from hfpatch.support.environment import CPU_ONLY
 from hfpatch.support.files import clear_about_writing
 from hfpatch.training.interruption import Terminated, watch_sigterm
-from hfpatch.training.processes import CPU_ONLY, start_processes
+from hfpatch.training.processes import start_processes
 
 if TYPE_CHECKING:
     from hfpatch.runs.engines.processes import ForkedWorker, WorkerProcess

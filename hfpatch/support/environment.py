@@ -1,0 +1,13 @@
+"""What a launcher sets by environment variables."""
+
+from __future__ import annotations
+
+import os
+
+CPU_ONLY = "ACCELERATE_USE_CPU"
+"""The variable that keeps accelerate from using an accelerator."""
+
+
+def is_set(variable: str) -> bool:
+    """Whether the launcher switched something on by an environment variable."""
+    return os.environ.get(variable, "").lower() in ("1", "true")
