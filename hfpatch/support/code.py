@@ -111,11 +111,11 @@ class _Listing:
         for body in nested:  # as it grows
             nested += [inner for inner in body.co_consts if isinstance(inner, CodeType)]
         names = {name for body in nested for name in body.co_names}
-        done = [item for body in nested for item in dis.get_instructions(body)]
-        changed = {item.argval for item in done if item.opname == "STORE_GLOBAL"}
-        if names & _FILLING or any(item.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for item in done):
-            changed |= {name for name in names if isinstance(function.__globals__.get(name), list | dict | set)}
         module, space = module_of(function), function.__globals__
+        steps = [step for body in nested for step in dis.get_instructions(body)]
+        changed = {step.argval for step in steps if step.opname == "STORE_GLOBAL"}
+        filled = {name for body in nested for name in _filled_by(body)}
+        changed |= {name for name in filled if isinstance(space.get(name), list | dict | set)}
         self._assigned |= {(module, name) for name in changed}
         texts = {value for body in nested for value in _constants(body) if isinstance(value, str)}
         modules = [value for name in names if isinstance(value := space.get(name), ModuleType)]
@@ -322,6 +322,41 @@ def _module_code(loader: Any, name: str) -> CodeType:
     """Return the code of a module as its file was when this was first asked."""
     code: CodeType = loader.get_code(name)
     return code
+
+
+def _filled_by(code: CodeType) -> Iterator[str]:
+    """Yield the names of the lists, sets and dictionaries that code may change: ``a`` of ``a[b] = c`` and ``a.add(b)``.
+
+    In bytecode the steps that compute ``b`` come right before the store, and those that compute ``a`` before them.
+    """
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    for index, step in enumerate(steps):
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and step.argval in _FILLING:
+            yield _computed(steps, index)
+        elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
+            end = _before(steps, index) if step.opname == "STORE_SLICE" else index  # which has two bounds
+            if steps[end - 1].opname in ("SWAP", "ROT_THREE"):  # a[b] += c, which duplicates a and b first
+                names = [step.opname for step in steps[:end]]
+                while end > 1 and names[end - 1] != "DUP_TOP_TWO" and names[end - 1 : end + 1] != ["COPY", "COPY"]:
+                    end -= 1
+                end -= 1
+            yield _computed(steps, _before(steps, end))
+
+
+def _computed(steps: list[dis.Instruction], end: int) -> str:
+    """Return the name of the value that the steps before ``end`` compute last; ``a`` of ``a[b]``."""
+    while end and (steps[end - 1].opname == "BINARY_SUBSCR" or steps[end - 1].argrepr == "[]"):
+        end = _before(steps, end - 1)
+    return str(steps[end - 1].argval) if end else ""
+
+
+def _before(steps: list[dis.Instruction], end: int) -> int:
+    """Return where the steps begin that compute the last value before ``end``; 0 if one step loads two of them."""
+    pushed = 0
+    while pushed < 1 and end > 0:
+        end -= 1
+        pushed += dis.stack_effect(steps[end].opcode, steps[end].arg, jump=False)
+    return end if pushed == 1 else 0
 
 
 def _constants(code: CodeType) -> Iterator[Any]:

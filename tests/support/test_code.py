@@ -36,6 +36,10 @@ LAYERS = range(4)
 THIRD = fractions.Fraction(1, 3)
 CALLS = 0
 CACHE = {}
+SEEN = []
+NESTED = {"a": {}}
+SHIFTS = {"a": 21}
+OFFSETS = {"b": 22}
 
 
 def half(x):
@@ -79,6 +83,14 @@ class Method(Base):
         global CALLS
         CALLS += 1
         CACHE[x] = 5
+        CACHE[str(x)] = CACHE[min(x, SHIFTS["a"])] = CACHE.get(x, 1)
+        CACHE[x] += 1
+        SEEN.append(x)
+        SEEN[1:2] = [x]
+        NESTED["a"]["b"] = NESTED["c"] = x
+        parts = {"a": SHIFTS["a"]}
+        parts["b"] = OFFSETS["b"]
+        parts.update(c=FROZEN["a"])
         return [helpers.doubled(each) + twice(each) for each in (self.scaled(x), self.run(x))]
 '''
 
@@ -96,6 +108,8 @@ CHANGES = {
     "argument of a partial method": ("partialmethod(dispatched, 7)", "partialmethod(dispatched, 8)", "module"),
     "function of a single dispatch": ("x - 1", "x - 3", "module"),
     "function for one type": ("x - 2", "x - 3", "module"),
+    "table read in a key": ('{"a": 21}', '{"a": 23}', "module"),
+    "table beside what is filled": ('{"b": 22}', '{"b": 23}', "module"),
     "read-only table": ('{"a": 5}', '{"a": 7}', "module"),
     "ordered table": ("a=6", "a=7", "module"),
     "number beside a dtype": ('"factor": 0.125', '"factor": 0.25', "module"),
