@@ -293,7 +293,9 @@ def _measure_spreads(
         if task is not None:
             if number := documents_within(task, whole_s / documents, left, base.model.device.type):
                 measured.spreads[name] = base_spread(base.model, base.tokenizer, chosen.only(name, number))
-        elif spread := _text_spread(setup, name, texts[name].head(math.ceil(left / measured.forward_s))):
+        elif (rows := math.ceil(left / measured.forward_s)) and (
+            spread := _text_spread(setup, name, texts[name].head(rows))
+        ):
             measured.spreads[name] = spread
     # the first spread has the smallest share of what the base's times leave
     measured.enough_s = shares * longest_s
@@ -308,7 +310,7 @@ def _asked_texts(setup: ComparisonSetup) -> dict[str, TokenBlocks]:
 
 def _text_spread(setup: ComparisonSetup, name: str, blocks: TokenBlocks) -> Spread | None:
     """Return how a text's documents, or groups of them, vary under the base; None where they are too few."""
-    losses = by_document(document_losses, setup.base.model, setup, blocks, Ranks()) if len(blocks) else np.zeros((0, 2))
+    losses = by_document(document_losses, setup.base.model, setup, blocks, Ranks())
     if (losses[:, 1] > 0).sum() < ENOUGH:
         return None
     documents, (nats, tokens) = describe_documents(blocks, setup.base.tokenizer), losses.T

@@ -231,7 +231,8 @@ def test_what_no_time_is_left_for_is_estimated_and_said(monkeypatch):
     """One task and one kind are measured however slow the machine is."""
     now = itertools.count(step=40.0)
     monkeypatch.setattr("hfpatch.runs.measuring.time.perf_counter", lambda: next(now))
-    planned = forecast(make_recipe(), seconds=20)
+    questions = {"gain": {"on": "held_out_text", "pairs": [PAIR]}}
+    planned = forecast(make_recipe(questions=questions, margin={"nats_per_token": 0.02}), seconds=20)
     untimed = next(warning for warning in planned.warnings if warning.startswith("No time was left to measure"))
     first, other = planned.tasks["tinyworld_cloze"], planned.tasks["tinyworld_text"]
     assert first.timed
@@ -244,6 +245,7 @@ def test_what_no_time_is_left_for_is_estimated_and_said(monkeypatch):
     assert len({kind.step_s for kind in kinds}) == 1
     assert all(name in untimed for name in ("tinyworld_text", list(planned.kinds)[-1]))
     assert sum("what differences it can show is not known" in warning for warning in planned.warnings) == 2
+    assert (planned.questions[0].task, planned.questions[0].difference) == ("held_out_text", None)
 
 
 def test_a_part_is_scaled_to_the_whole(monkeypatch):
