@@ -132,7 +132,7 @@ def test_processes_that_share_a_run_share_its_threads(monkeypatch):
         ({"gpus_per_run": 0.5}, ["4", "4", "6", "6"]),
         ({"gpus_per_run": 0.25}, ["4", "4", "4", "4"]),
         ({"gpus_per_run": 0.0}, ["", "", "", ""]),
-        ({"gpus_per_run": 2.0, "jobs": 1}, ["4,6"]),
+        ({"gpus_per_run": 2, "jobs": 1}, ["4,6"]),
     ],
 )
 def test_which_gpus_processes_share(options, expected, monkeypatch):

@@ -46,7 +46,7 @@ class EngineSettings:
                     "it out for Ray on this machine"
                 )
         gpus = self.gpus_per_run or 0.0
-        if gpus > 1 and not gpus.is_integer():
+        if gpus > 1 and not float(gpus).is_integer():
             raise HfpatchError(f"--gpus-per-run {gpus:g}: more than one GPU must be a whole number")
         if self.processes_per_run is not None and gpus >= 1 and self.processes_per_run != gpus:
             raise HfpatchError(
