@@ -270,7 +270,7 @@ def read_documents(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def task_documents(tasks: Mapping[str, Any]) -> dict[str, list[TaskDocument]]:
-    """Return every document of tasks by task, whatever the limit, and those that few-shot examples are drawn from."""
+    """Return every document of tasks by task, whatever the limit, and of the pool of few-shot examples."""
     with quiet(), templates_compiled_once():
         return {
             name: [
@@ -282,7 +282,7 @@ def task_documents(tasks: Mapping[str, Any]) -> dict[str, list[TaskDocument]]:
 
 
 def _other_examples(task: Any) -> Sequence[Mapping[str, Any]]:
-    """Return the documents that a task's few-shot examples are drawn from; none if they are the scored documents."""
+    """Return the pool of a task's few-shot examples; none without examples, or where it is the scored documents."""
     if not task.get_config("num_fewshot"):
         return []
     pool = list(task.sampler.fewshot_docs() if hasattr(task, "sampler") else task.fewshot_docs())

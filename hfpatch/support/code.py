@@ -327,7 +327,7 @@ def _module_code(loader: Any, name: str) -> CodeType:
 def _filled_by(code: CodeType) -> Iterator[str]:
     """Yield the names of the lists, sets and dictionaries that code may change: ``a`` of ``a[b] = c`` and ``a.add(b)``.
 
-    In bytecode the steps that compute ``b`` come right before the store, and those that compute ``a`` before them.
+    In bytecode ``b`` is computed right before the store, and ``a`` before ``b``.
     """
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     for index, step in enumerate(steps):

@@ -76,7 +76,7 @@ def flops_per_token(model: PreTrainedModel) -> float:
     Two per weight in the forward pass, two more for each weight that the gradient passes on its way to the first
     trained tensor, two more for each trained weight; only matrices count, and an embedding's look-up is free. The
     attention's own products, which depend on the length of the text, are left out, so that the utilisation computed
-    from this is a lower bound; but all experts are counted, also those that a token does not reach.
+    from this is a lower bound; in a mixture of experts all are counted, though a token reaches only some.
     """
     head = getattr(model.get_output_embeddings(), "weight", None)
     lookups = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}

@@ -115,7 +115,7 @@ def lead(results: ComparisonResults) -> str:
 
 
 def _beaten(results: ComparisonResults, better: Sequence[Verdict], other: str) -> str:
-    """Return which methods beat what: last those that do so at the rates tried."""
+    """Return which methods beat what; wins at the rates tried come last."""
     clauses = []
     for tried in (False, True):
         group = [pair for pair in better if bool(pair.at_rates_tried) == tried]

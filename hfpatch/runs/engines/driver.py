@@ -216,7 +216,7 @@ class _Dispatch:
         if max(ended, default=-1) >= self.next_start:  # others ended with an earlier one, as for want of memory
             self.failed_starts, self.next_start = self.failed_starts + 1, next_seat
             if self.failed_starts == TRIES and self.started:
-                text = f"workers cannot be started ({ended[max(ended)]}), so those that work complete the runs"
+                text = f"no more workers can be started ({ended[max(ended)]}); the others complete the runs"
                 warnings.warn(text, stacklevel=2)
         most = min(self.workers.most, self.open) if self.workers.most else len(self.entries)
         if self.failed_starts >= TRIES:
