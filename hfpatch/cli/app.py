@@ -234,7 +234,7 @@ def inspect(
     if allow_other_base and patch is None:
         raise HfpatchError("--allow-other-base: there is no patch; give --patch DIR")
     if data_dir is not None and text is None:
-        raise HfpatchError(f"--data-dir {data_dir}: is of hub data sets; name one as --text, or leave it out")
+        raise HfpatchError(f"--data-dir {data_dir}: is for hub data sets; name one as --text, or leave it out")
     base = model_settings(model, revision, dtype, trust_remote_code, gguf_file=gguf_file)
     quiet_libraries()
     from hfpatch.runs import inspect as run_inspect

@@ -183,7 +183,7 @@ def check_decided(data: DataSettings, any_decide: bool) -> None:
     """Refuse a setting of the documents that decide where there are none."""
     if not any_decide and (changed := data.changed(("scored_tokens", "seed"))):
         raise HfpatchError(
-            f"data.{changed[0]} is of held-out, tuning or retention text, and there is none; set data.held_out, or "
+            f"data.{changed[0]} is for held-out, tuning or retention text, and there is none; set data.held_out, or "
             "leave it out"
         )
 

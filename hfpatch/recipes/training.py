@@ -107,7 +107,7 @@ class LoopSettings(Section):
     def _no_contradiction(self) -> LoopSettings:
         if self.evaluate_every is None and (changed := self.changed(("patience", "keep_best"))):
             raise ValueError(
-                f"training.{changed[0]} compares evaluations, and there is one, at the end; set training.evaluate_every"
+                f"training.{changed[0]} compares evaluations, but there is only one; set training.evaluate_every"
             )
         micro, batch = self.micro_batch_size, self.batch_size
         if micro is not None and batch % micro:
@@ -238,7 +238,7 @@ def check_schedule(training: LoopSettings, *tried: object) -> None:
     for key, schedules in OF_SCHEDULES.items():
         if training.changed([key]) and not {*schedules} & {training.schedule, *tried}:
             raise HfpatchError(
-                f"training.{key} is of training.schedule={' or '.join(schedules)}, and training.schedule is "
+                f"training.{key} is for training.schedule={' or '.join(schedules)}, and training.schedule is "
                 f"{training.schedule}; change one of them"
             )
 

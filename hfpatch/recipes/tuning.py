@@ -199,7 +199,7 @@ def _check_key(key: str, tuning: TuningSettings, training: LoopSettings, methods
         schedules = OF_SCHEDULES.get(name)
         if schedules and not {*schedules} & {training.schedule, *tuning.grid.get("training.schedule", ())}:
             raise HfpatchError(
-                f"tuning.grid: {key!r} is of training.schedule={' or '.join(schedules)}; try one too, or leave it out"
+                f"tuning.grid: {key!r} is for training.schedule={' or '.join(schedules)}; try one too, or leave it out"
             )
         if name not in keys or (inner and name not in _BY_GROUP):
             raise HfpatchError(f"tuning.grid: training has no key {rest!r}{nearest(name, keys)}")

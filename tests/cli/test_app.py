@@ -328,7 +328,7 @@ RUN = str(Path(__file__).parents[2] / "results" / "quickstart")
         (["check", "tinyworld/gpt2", "--config-only", "--dtype", "float16"], "the twin of --config-only is float32"),
         (["plan", "queries-books", "--model", "x"], "--model x: queries-books has variants, trained from scratch"),
         (["inspect", "tinyworld/gpt2", "--allow-other-base"], "--allow-other-base: there is no patch"),
-        (["inspect", "tinyworld/gpt2", "--data-dir", "."], "--data-dir .: is of hub data sets; name one as --text"),
+        (["inspect", "tinyworld/gpt2", "--data-dir", "."], "--data-dir .: is for hub data sets; name one as --text"),
     ],
 )
 def test_a_path_or_an_option_that_cannot_be_used_is_one_line(capsys, tmp_path, monkeypatch, words, expected):

@@ -73,7 +73,7 @@ def test_overrides_are_yaml_values_under_dotted_keys(write, overrides, read, exp
         ("name={{ name }}", ["not valid YAML", "a key is a list or a mapping"]),
         ("methods.lora.².r=4", ["'²' is not an index of a list of 1 items"]),
         ("methods.lora.lr=3e-3", ["not an index", "has no rate of its own: tuning: ", "training.learning_rates"]),
-        ("training.decay_steps=5", ["training.decay_steps is of training.schedule=wsd", "is cosine"]),
+        ("training.decay_steps=5", ["training.decay_steps is for training.schedule=wsd", "is cosine"]),
         ("training.seeds=[-1]", ["training.seeds.0 is -1; must be greater than or equal to 0"]),
         ("training.seeds=0", ["training.seeds: must be a list of seeds, or how many", "not 0"]),
         ("training.seeds=1000000000", ["how many from 1 to 1000"]),
@@ -120,7 +120,7 @@ def test_a_wrong_override_is_named(write, override, parts):
         ("steps: 100", "micro_batch_size: 3", ["micro_batch_size is 3", "divide", "16"]),
         ("steps: 100", "micro_batch_size: 32", ["micro_batch_size is 32", "divide", "16"]),
         ("steps: 100", "keep_best: true", ["training.keep_best compares evaluations", "set training.evaluate_every"]),
-        ("steps: 100", "min_lr_ratio: 0.1\n  schedule: linear", ["min_lr_ratio is of training.schedule=cosine or wsd"]),
+        ("steps: 100", "min_lr_ratio: 0.1\n  schedule: linear", ["min_lr_ratio is for training.schedule=cosine or"]),
         ("steps: 100", "seeds: [4294967296]", ["training.seeds", "less than 4294967296"]),
         ("steps: 100", "seeds: [1, 1]", ["training.seeds", "twice"]),
         ("steps: 100", "seeds: {looks: [2, 4]}\nquestions: {gain: null, keep: null}", ["looks", "primary question"]),
@@ -257,8 +257,8 @@ def test_reading_a_recipe_imports_no_framework():
         ("training.patience=2", "training.patience needs the loss on held-out text"),
         ("training.keep_best=true", "training.keep_best needs the loss on held-out text"),
         ("training.evaluate_every=5", "training.evaluate_every needs held-out text"),
-        ("data.scored_tokens=9", "data.scored_tokens is of held-out, tuning or retention text"),
-        ("data.seed=1", "data.seed is of held-out, tuning or retention text"),
+        ("data.scored_tokens=9", "data.scored_tokens is for held-out, tuning or retention text"),
+        ("data.seed=1", "data.seed is for held-out, tuning or retention text"),
     ],
 )
 def test_what_goes_by_held_out_text_needs_some(setting, expected):

@@ -119,7 +119,7 @@ def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
         (PRETRAIN, "name: tiny", "name: tiny\nseed: -1", ["seed", "-1"]),
         (PRETRAIN, "architecture: ", "architecure: ", ["did you mean 'architecture'"]),
         (PRETRAIN, "name: tiny", "name: tiny\ntraining: {diagnose_every: 5}", ["diagnose_every", "data.held_out"]),
-        (PRETRAIN, "base}", "base, seed: 1}", ["data.seed is of held-out"]),
+        (PRETRAIN, "base}", "base, seed: 1}", ["data.seed is for held-out"]),
         (PRETRAIN, "base}", "base}\nevaluation_data: {source: tinyworld/base}", ["the text that is trained on"]),
         (STUDY, "baseline: linear", "baseline: liner", ["baseline is 'liner'", "did you mean 'linear'"]),
         (STUDY, "[0, 7]", "[0, 0]", ["seeds lists 0 twice"]),
@@ -133,7 +133,7 @@ def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
         (STUDY, "tuning: null", "tuning: {steps: 3}", ["variants.wide.tuning.steps"]),
         (STUDY, "  steps: 5", "  at: middle", ["tuning.at", "variants have not"]),
         (STUDY, "min_lr_ratio: 0.01", "min_lr_rati: 0.01", ["variants.nonlinear", "did you mean 'min_lr_ratio'"]),
-        (STUDY, "min_lr_ratio: 0.01", "decay_steps: 4", ["variants.nonlinear", "training.decay_steps is of"]),
+        (STUDY, "min_lr_ratio: 0.01", "decay_steps: 4", ["variants.nonlinear", "training.decay_steps is for"]),
         (STUDY, "min_lr_ratio: 0.01", "lr: 0.01", ["variants.nonlinear.training.lr fixes the rate"]),
         (STUDY, "min_lr_ratio: 0.01", "batch_size: 4", ["variants.nonlinear", "batch_size must be the same"]),
         (STUDY, "baseline:", "questions: {keep: {}}\nbaseline:", ["questions.keep"]),
@@ -146,8 +146,8 @@ def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
             "questions: {gain: null}\nbaseline:",
             ["training.seeds.looks", "ask one in questions"],
         ),
-        (PRETRAIN, "name: tiny", "name: tiny\ntraining: {decay_steps: 5}", ["decay_steps is of training.schedule=wsd"]),
-        (STUDY, "{steps: 20,", "{steps: 20, decay_steps: 5,", ["decay_steps is of training.schedule=wsd"]),
+        (PRETRAIN, "name: tiny", "name: tiny\ntraining: {decay_steps: 5}", ["decay_steps is for training.schedule="]),
+        (STUDY, "{steps: 20,", "{steps: 20, decay_steps: 5,", ["decay_steps is for training.schedule=wsd"]),
     ],
 )
 def test_a_mistake_is_named(write, text, old, new, parts):
