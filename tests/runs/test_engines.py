@@ -22,11 +22,11 @@ from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, pretrain_study
-from hfpatch.runs.engines import forking, processes, work
+from hfpatch.runs.engines import processes, work
 from hfpatch.runs.engines.driver import Engine, open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS
-from hfpatch.runs.locks import FOLDER
+from hfpatch.runs.locks import FOLDER, birth
 from hfpatch.runs.plan import Plan, PlannedRun, Unit
 from hfpatch.runs.records import Entry, Identity
 from hfpatch.support.files import read_json
@@ -164,7 +164,8 @@ def test_a_worker_whose_parent_was_killed_is_ended_and_writes_no_more(tmp_path):
     parent = SimpleNamespace(stdin=BytesIO(), ended=lambda: "exit code -9")
     worker = processes.ForkedWorker(tmp_path / "worker", (None, 0), parent)
     with subprocess.Popen(["sleep", "60"]) as orphan:
-        (worker.folder / forking.PID).write_text(str(orphan.pid))
+        (worker.folder / f"{orphan.pid}.born").write_text(birth(orphan.pid))
+        (worker.folder / f"{os.getpid()}.born").write_text("0")  # of a process that had this id before
         assert worker.ended() == "exit code -9"
         worker.end()
         assert orphan.poll() == -signal.SIGKILL  # at once: the next worker may take its unit
@@ -482,22 +483,32 @@ def test_a_unit_that_ends_its_workers_is_tried_three_times_and_costs_no_other(fo
 
 
 class KillParent(Kill):
-    """Kills the process that forks workers in place of the worker."""
+    """Kills the process that started the worker in place of the worker: what forks workers, or torchrun."""
 
     def placed(self, run, action, node):
         Log.placed(self, run, action, node)
         if run == self.run and self.times:
             self.times -= 1
-            psutil.Process(int(node.rpartition(":")[2])).parent().kill()
+            parent = psutil.Process(int(node.rpartition(":")[2])).parent()
+            self.orphans = parent.children()
+            parent.kill()
+
+    def lost(self, run, reason):
+        super().lost(run, reason)
+        assert [birth(orphan.pid) for orphan in self.orphans] == [None] * len(self.orphans)  # before another one starts
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
-def test_a_run_goes_on_after_the_process_that_forks_workers_was_killed(study, straight_study, tmp_path):
-    log = KillParent("one · seed 0", times=1)
-    pretrain_study(study, tmp_path / "out", engine=EngineSettings(jobs=1), progress=log)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_run_goes_on_after_the_process_that_started_its_worker_was_killed(count, study, straight_study, tmp_path):
+    log, steps = KillParent("one · seed 0", times=1), study.training.steps if count == 1 else 60
+    study = study.model_copy(update={"training": study.training.model_copy(update={"steps": steps})})
+    pretrain_study(study, tmp_path / "out", engine=EngineSettings(jobs=1, processes_per_run=count), progress=log)
     assert log.reasons == [("one · seed 0", "exit code -9")]
-    assert_equal(tmp_path / "out", straight_study)
+    assert len(log.orphans) == count
+    if count == 1:
+        assert_equal(tmp_path / "out", straight_study)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from hfpatch.support.lazy import collection_paused
 from hfpatch.support.quiet import quiet_libraries
 from hfpatch.training.interruption import end_with_parent
 
-PID, CODE, OUTPUT = "pid", "code", "output"
-"""Files in the folder of a worker: its process id, its exit code once it has ended, and what it prints."""
+CODE, OUTPUT = "code", "output"
+"""Files in the folder of a worker: its exit code once it has ended, and what it prints."""
 _PAUSE_S = 0.1  # between looks for workers that have ended
 
 
@@ -44,7 +44,6 @@ def fork_workers() -> Path:
                     _become_worker(folder)
                     return folder
                 workers[pid] = folder
-                (folder / PID).write_text(str(pid))
         with suppress(ChildProcessError):
             pid, status = os.waitpid(-1, os.WNOHANG if is_open else 0)
             if pid:

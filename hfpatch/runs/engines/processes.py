@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from hfpatch.errors import HfpatchError
-from hfpatch.runs.engines.forking import CODE, OUTPUT, PID
+from hfpatch.runs.engines.forking import CODE, OUTPUT
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.engines.work import TASK, Job
+from hfpatch.runs.engines.work import BORN, TASK, Job
 from hfpatch.runs.locks import birth
 from hfpatch.support.cpu import count_cores
 from hfpatch.training.processes import runs_on_cpu
@@ -64,9 +64,10 @@ class WorkerProcess(subprocess.Popen[bytes]):
         return None if (code := self.poll()) is None else _described(code, self.folder)
 
     def end(self) -> None:
-        """End it at once; without effect if it has ended."""
+        """End it and the processes that it started at once; without effect if all have ended."""
         self.kill()
         self.wait()
+        _end_processes(self.folder)
 
 
 class ForkedWorker:
@@ -87,16 +88,19 @@ class ForkedWorker:
         return self.parent.ended()
 
     def end(self) -> None:
-        """End it at once; without effect if it has ended, or is not there yet and will find the queue closed.
+        """End it at once; without effect if it has ended, or is not there yet and will find the queue closed."""
+        _end_processes(self.folder)
 
-        One whose parent was killed is still there for a while, and would write into the queue.
-        """
-        with suppress(OSError, ValueError):
-            if not (self.folder / CODE).exists():
-                pid = int((self.folder / PID).read_text())
+
+def _end_processes(folder: Path) -> None:
+    """End a worker's processes, which outlive for a while what started them, and would write into the queue."""
+    for file in folder.glob(BORN):
+        pid, born = int(file.stem), file.read_text()
+        if birth(pid) == born:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-                while birth(pid) is not None:  # it writes no more once it is gone
-                    time.sleep(0.01)
+        while birth(pid) == born:  # it writes no more once it is gone
+            time.sleep(0.01)
 
 
 def _described(code: int, folder: Path) -> str:

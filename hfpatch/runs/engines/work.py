@@ -26,7 +26,7 @@ from tqdm import tqdm
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.identity import check_shared, stored_library
-from hfpatch.runs.locks import Holder, InUseError, has_ended, hold
+from hfpatch.runs.locks import Holder, InUseError, birth, has_ended, hold
 from hfpatch.runs.plan import MEASURING, Plan, Unit
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import Entry
@@ -39,7 +39,9 @@ from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import DEEPSPEED, FSDP
 
 TASK = "task"
-"""The file in the folder of a worker's process with its job and its number."""
+"""The file in the folder of a worker with its job and its number."""
+BORN = "*.born"
+"""The files in it of its processes: their ids, and as content when they started, which tells ids apart that return."""
 OPEN = "open"
 """The file in a queue with whose removal its workers end, after saving what they train."""
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
@@ -170,6 +172,7 @@ def pause(begin: float) -> None:
 
 def begin(folder: Path) -> None:
     """Work on what a new process finds in its folder."""
+    (folder / BORN.replace("*", str(os.getpid()))).write_text(str(birth(os.getpid())))
     tqdm.set_lock(threading.RLock())  # the default is a semaphore, which leaks when the process is killed
     quiet_libraries()
     work(*pickle.loads((folder / TASK).read_bytes()))
