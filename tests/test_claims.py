@@ -4,6 +4,8 @@ A claim is a comment behind its sentence, ``RUN: METHOD < OTHER, METHOD ? OTHER 
 better, with ``=`` equivalent or kept, with ``/`` not tested.
 """
 
+import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -22,6 +24,7 @@ PAGES = (
 )
 MEANING = {"<": "worse", "=": "same", ">": "better", "?": "undecided", "/": "not tested"}
 CLAIM = re.compile(r"<!-- ([\w-]+): (.+?)\s+on\s+([\w ]+?)\s*-->", re.DOTALL)
+RATIO = re.compile(r"(\d+\.\d\d) \[(\d+\.\d\d), (\d+\.\d\d)\]")
 NUMBER = re.compile(r"(-?\d+\.\d+) \[(-?\d+\.\d+),\s+(-?\d+\.\d+)\]")
 
 
@@ -93,3 +96,58 @@ def test_the_readme_repeats_answers_of_the_page_on_real_models():
     for _, answer, difference in rows:
         (number,) = numbers_of(difference)
         assert answer.partition(",")[0] in answers[number]
+
+
+SECTIONS = {text.partition("\n")[0]: text for text in (ROOT / "results/README.md").read_text("utf-8").split("\n## ")}
+MEASURED = {
+    title: files for title, text in SECTIONS.items() if (files := re.findall(r"\]\((\w+/[\w-]+\.json)\)", text))
+}
+
+
+def ratios_of(measured):
+    """Yield as three texts each number of a file that stands beside its smallest and its largest round."""
+    if isinstance(measured, dict) and {"lowest", "highest"} <= measured.keys():
+        ends = [f"{measured[end]:.2f}" for end in ("lowest", "highest")]
+        yield from ((f"{value:.2f}", *ends) for value in measured.values() if isinstance(value, float))
+    for value in measured.values() if isinstance(measured, dict) else measured if isinstance(measured, list) else ():
+        yield from ratios_of(value)
+
+
+@pytest.mark.parametrize("section", MEASURED)
+def test_a_measured_ratio_is_in_a_file_that_its_section_links(section):
+    files = (ROOT / "results" / file for file in MEASURED[section])
+    measured = {ratio for file in files for ratio in ratios_of(json.loads(file.read_text(encoding="utf-8")))}
+    assert set(RATIO.findall(SECTIONS[section])) <= measured
+
+
+def test_the_table_of_the_frontier_is_that_of_its_results():
+    results = load_results(ROOT / "results/frontier")
+    rows = re.findall(r"^\| ([\w ,-]+) \| (.*) \|$", SECTIONS["At which size, and at what cost"], re.MULTILINE)
+    shown = {label.replace("pre-projection with skip", "pre-projection skip"): row for label, row in rows}
+    names = {"lora": "LoRA, attention", "lora_all_linear": "LoRA, all linear layers"}
+    for line in results.frontier.lines:
+        label = line.method.replace("pre_projection", "pre-projection").replace("_", " ")
+        row = shown[names.get(line.method, label)]
+        *gains, rate = row.split(" | ")
+        differences = [
+            results.comparison(point, "held_out_text", "baseline", "nats_per_token") for point in line.points
+        ]
+        assert re.findall(r"[\d.]+", " ".join(gains)) == [f"{-made.difference:.3f}" for made in differences]
+        if line.exchange is not None and line.exchange.more_than:
+            assert rate == f"more than {line.exchange.more_than:.0f}"
+        elif line.exchange is not None:
+            numbers = [float(number) for number in re.findall(r"[\d.]+", rate)]
+            assert numbers == pytest.approx([line.exchange.rate, line.exchange.low, line.exchange.high], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("section", "run"),
+    [
+        ("At which size, and at what cost", "frontier"),
+        ("What tuning changes", "quickstart-tuned"),
+        ("What the other methods show", "zoo"),
+    ],
+)
+def test_the_stated_worth_of_the_choice_of_a_rate_is_that_of_the_run(section, run):
+    errors = load_results(ROOT / "results" / run).rate_errors.values()
+    assert f"up to {max(filter(math.isfinite, errors)):.3f}" in " ".join(SECTIONS[section].split())
