@@ -65,6 +65,8 @@ class Recipe(ComparedRecipe):
         if self.budgets:
             raise ValueError("load_recipe reads budgets; else name methods lora@10k, with match: 10000")
         check_once("evaluation.tasks", tasks)
+        if not tasks and data.held_out is None:
+            raise ValueError("evaluation.tasks is [], so data.held_out must say how many documents are measured")
         check_methods(self.methods, self.baseline)
         check_labels(self.labels, self.methods)
         if self.tuning is not None:

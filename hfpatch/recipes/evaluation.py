@@ -42,8 +42,7 @@ class TaskOptions(Section):
 
 
 Tasks = Annotated[
-    Annotated[tuple[str, ...], Field(min_length=1), Tag("<names>")]
-    | Annotated[dict[str, TaskOptions | None], Field(min_length=1), Tag("<options>")],
+    Annotated[tuple[str, ...], Tag("<names>")] | Annotated[dict[str, TaskOptions | None], Tag("<options>")],
     Discriminator(lambda value: "<options>" if isinstance(value, Mapping) else "<names>"),
 ]
 """The names of tasks, or a mapping from them to their options; iterating over either gives the names."""
@@ -54,7 +53,7 @@ class EvaluationSettings(Section):
 
     tasks: Tasks = ("lambada_openai", "hellaswag", "arc_easy", "wikitext")
     """Tasks, groups and tags of lm-eval, and hfpatch's own tasks (``eval/``); or a mapping from each to its options,
-    such as ``{wikitext: {limit: 5}, hellaswag: null}``."""
+    such as ``{wikitext: {limit: 5}, hellaswag: null}``. ``[]`` measures ``data.held_out`` alone."""
     include_path: ExpandedPath | None = None
     """A folder with more task files of lm-eval's kind; one that bears the name of another task takes its place."""
     limit: Limit | None = None

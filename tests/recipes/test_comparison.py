@@ -113,7 +113,7 @@ def test_a_wrong_override_is_named(write, override, parts):
         ("name: small", "name: small\nname: other", ["line 2", "'name'", "twice"]),
         ("  lora:", "  no:", ["line 8", "the key 'no'", "quotes"]),
         ("name: small", "name: small\nevaluation: {batch_size: 0}", ["evaluation.batch_size", "greater than 0"]),
-        ("name: small", "name: small\nevaluation: {tasks: []}", ["evaluation.tasks is []; must have at least 1 item"]),
+        ("name: small", "name: small\nevaluation: {tasks: []}", ["evaluation.tasks is []", "data.held_out"]),
         ("name: small", "name: small\nmodel: {dtype: int8}", ["model.dtype", '"int8"', "'float32'"]),
         # contradictions
         ("steps: 100", "steps: 50", ["warmup_steps is 50 (the default); must be", "below training.steps (50)"]),

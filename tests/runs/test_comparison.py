@@ -325,6 +325,7 @@ def test_grouped_lines_are_decided_by_hand(model_folder, tmp_path, no_report):
     recipe = small_recipe(
         model_folder,
         data=data,
+        evaluation={"tasks": []},
         training={"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]},
         methods={**METHODS, "small": [{"type": "lora", "r": 1}]},
         questions={"gain": {"pairs": [["pre_projection", "lora"], ["small", "lora"]]}, "keep": None},
@@ -332,6 +333,7 @@ def test_grouped_lines_are_decided_by_hand(model_folder, tmp_path, no_report):
     )
     compare(recipe, tmp_path / "out")
     results = load_results(tmp_path / "out")
+    assert [*results.tasks] == ["held_out_text"]
     assert [(verdict.method, verdict.other, verdict.task) for verdict in results.primary] == [
         ("pre_projection", "lora", "held_out_text"),
         ("small", "lora", "held_out_text"),
