@@ -151,3 +151,29 @@ def test_the_table_of_the_frontier_is_that_of_its_results():
 def test_the_stated_worth_of_the_choice_of_a_rate_is_that_of_the_run(section, run):
     errors = load_results(ROOT / "results" / run).rate_errors.values()
     assert f"up to {max(filter(math.isfinite, errors)):.3f}" in " ".join(SECTIONS[section].split())
+
+
+@pytest.mark.parametrize(("section", "unit"), [("What scoring costs", 0.1), ("On a GPU", 1)])
+def test_the_range_of_speeds_in_the_readme_is_that_of_the_tables(section, unit):
+    tables = SECTIONS[section].split("| training |")[0]
+    speeds = [float(median) for median, *_ in RATIO.findall(tables)]
+    slowest = round(round(min(speeds) / unit) * unit, 1)
+    assert f"[{slowest:g} to {max(speeds):.0f}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_what_a_layer_keeps_for_its_gradient_is_in_the_files():
+    page, changes = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/training.md", "CHANGELOG.md"))
+    for name in ("activations-smollm2-amd", "activations-smollm2-bf16-amd"):
+        measured = json.loads((ROOT / f"results/training/{name}.json").read_text(encoding="utf-8"))
+        kept, everything = (measured["kept_bytes_a_layer_and_token"][way] for way in ("ours", "all_kept"))
+        assert f"{kept / 1000:.1f}" in page
+        assert f"{everything / 1000:.1f} kB" in page
+        assert f"{kept / everything:.2f}" in changes
+
+
+def test_the_types_that_the_readme_counts_are_those_of_their_page():
+    (types,) = re.findall(
+        r"\*\*pre-projection\*\*: works on (\d+) types", (ROOT / "docs/architectures.md").read_text("utf-8")
+    )
+    for page in ("README.md", "CHANGELOG.md"):
+        assert re.search(rf"\b{types} (model )?types\b", (ROOT / page).read_text("utf-8")), page
