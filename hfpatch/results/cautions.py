@@ -345,7 +345,8 @@ def rates_sentence(results: ComparisonResults) -> str:
 
 def _rate_errors(results: ComparisonResults) -> str:
     """Return what the choice of the rates may be worth, to follow the sentence about them."""
-    errors = {name: error for name, error in results.rate_errors.items() if error is not None}
+    tuned = {name for name, choice in results.tuning.chosen.items() if choice.is_tuned} if results.tuning else ()
+    errors = {name: error for name, error in results.rate_errors.items() if error is not None and name in tuned}
     bounded = {name: error for name, error in errors.items() if math.isfinite(error)}
     clauses = []
     if bounded:

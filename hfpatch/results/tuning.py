@@ -98,14 +98,17 @@ class Tuning(Part):
     base_loss: Measured = None
 
     def rate_error(self, method: str, otherwise: float | None = None) -> float | None:
-        """Return what the choice of a method's rate may be worth, in nats per token; None where it was not tuned.
+        """Return what the choice of a method's rate may be worth, in nats per token; None where it had no trials.
 
         It is that of :func:`hfpatch.results.decision.rate_error` over the trials that differ in the rate alone, capped
-        at the base's loss on tuning's text, or ``otherwise`` on another text where that was not measured.
+        at the base's loss on tuning's text, or ``otherwise`` on another text where that was not measured; infinite
+        where all trials diverged.
         """
         choice = self.chosen.get(method)
-        if choice is None or not choice.is_tuned:
+        if choice is None:
             return None
+        if not choice.is_tuned:
+            return math.inf
         best, losses = choice.rate, dict[float, float]()
         for trial in self.of(choice.at or method):
             if trial.rate is not None and {**trial.values, "lr": best} == choice.values:

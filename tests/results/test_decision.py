@@ -64,4 +64,7 @@ def test_only_trials_that_differ_in_the_rate_alone_say_what_it_may_be_worth():
     given = {"method": "a", "seed": 1}
     trials = [Trial(**given, values={"lr": lr, "decay": decay}, loss=loss) for (lr, decay), loss in losses.items()]
     chosen = {"a": Choice(values={"lr": 3e-3, "decay": 0.0}, loss=3.0, trials=4)}
-    assert Tuning(seed=1, steps=10, trials=trials, chosen=chosen).rate_error("a") == pytest.approx(0.1)
+    tuning = Tuning(seed=1, steps=10, trials=trials, chosen=chosen | {"b": Choice(values={"lr": 1e-3}, trials=4)})
+    assert tuning.rate_error("a") == pytest.approx(0.1)
+    assert tuning.rate_error("b") == math.inf  # all its trials diverged: nothing bounds it
+    assert tuning.rate_error("c") is None
