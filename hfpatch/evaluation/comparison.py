@@ -129,9 +129,8 @@ def find_dependent(
         for result, metric in ratios:
             values = records.read_runs(result, [*pair.ours, *pair.theirs])
             terms = {run: metric.ratio_terms(numbers) for run, numbers in values.items()}
-            with np.errstate(over="ignore", invalid="ignore"):  # values may be infinite, or their sums
-                sides = [np.mean([terms[run][0] for run in side], axis=0) for side in (pair.ours, pair.theirs)]
-                difference, weights = sides[0] - sides[1], terms[pair.ours[0]][1]
+            ours, theirs = (np.stack([terms[run][0] for run in side]) for side in (pair.ours, pair.theirs))
+            difference, weights = _mean_difference(ours, theirs), terms[pair.ours[0]][1]
             if (groups := records.read_groups(pair.ours[0], result)) is not None:
                 difference, weights = group_sums(difference, groups), group_sums(weights, groups)
             if len(difference) >= FEWEST_DOCUMENTS and np.isfinite(difference).all():
@@ -186,7 +185,7 @@ def _compare(
         weights = terms[pair.ours[0]][1]
         with np.errstate(over="ignore", invalid="ignore"):  # values may be infinite, or their sums
             base = float((theirs.sum(axis=1) / weights.sum()).mean())
-            difference = float((ours.mean(axis=0) - theirs.mean(axis=0)).sum() / weights.sum())
+            difference = float(_mean_difference(ours, theirs).sum() / weights.sum())
         if enough and math.isfinite(base) and math.isfinite(difference):
             tested = _test_ratio(pair, ours, theirs, weights, groups, of_logs=metric.exponential)
     else:
@@ -224,6 +223,17 @@ def _compare(
     return comparison.model_copy(update=update)
 
 
+def _mean_difference(ours: Array, theirs: Array) -> Array:
+    """Return the mean over seeds of each document's difference, (documents,), from both (seeds, documents).
+
+    It is exactly 0 where all runs agree, of which a difference of means would be a rounding error with a p-value.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # values may be infinite, or their sums
+        if len(theirs) in (1, len(ours)):
+            return np.asarray((ours - theirs).mean(axis=0))
+        return np.asarray(ours.mean(axis=0) - theirs.mean(axis=0))
+
+
 def _test_ratio(
     pair: Pair, method: Array, reference: Array, weights: Array, groups: Groups | None, *, of_logs: bool
 ) -> _Tested:
@@ -232,7 +242,7 @@ def _test_ratio(
     If documents come in groups, the test is Student's t over groups, even with one seed. Both models' terms are (seeds,
     documents), the documents' weights (documents,).
     """
-    difference = method.mean(axis=0) - reference.mean(axis=0)
+    difference = _mean_difference(method, reference)
     scores = [side.sum(axis=1) / weights.sum() for side in (method, reference)]  # of each seed
     answers = np.isin(np.concatenate([method, reference]), (0.0, 1.0))
     is_accuracy = bool(answers.all() and (weights == 1).all())

@@ -151,6 +151,15 @@ def test_runs_are_paired_by_seed(tmp_path):
     assert compared.test == "paired t over seeds and documents"
 
 
+@pytest.mark.parametrize("seeds", [1, 3, 6])
+def test_methods_that_agree_on_every_document_have_no_difference_but_rounding_errors(tmp_path, seeds):
+    values = np.random.default_rng(0).lognormal(size=(60, 2))
+    folder = write(tmp_path / "base", "novel", "word_perplexity", values.tolist())
+    runs = {"baseline": {0: folder}, "a": dict.fromkeys(range(seeds), folder)}
+    (one,) = compare(Records(runs), tasks={"novel": TASKS["novel"]}, references={"a": ["baseline"]})
+    assert (one.difference, one.low, one.high, one.p) == (0.0, 0.0, 0.0, 1.0)
+
+
 def test_a_control_with_one_seed_left_has_a_variance_over_seeds(tmp_path):
     rng = np.random.default_rng(6)
     base = rng.permutation([1.0] * 100 + [0.0] * 100)
