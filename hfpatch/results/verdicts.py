@@ -40,7 +40,9 @@ One measure decides a task: bits per byte of the right answer, or of the text, w
 unit, the lowest noise, defined for choices and texts alike), else the task's primary metric, such as the nats per token
 of held-out text. Other measures are shown with plain intervals and have no verdict.
 
-No interval leaves what is possible: bits per byte and nats per token are not below 0, and shares are between 0 and 1.
+No interval leaves what is possible of a difference: of shares between -1 and 1, of KL(base ‖ patched) not below 0. The
+reference's score is measured, too: a method cannot be right less often than never, but a base that answered 2 % of the
+documents may know more, and how much of that is lost is as uncertain as anything else.
 """
 
 from __future__ import annotations
@@ -85,12 +87,8 @@ QUESTIONS: dict[str, str] = {
 INCOMPLETE = "the run is not complete"
 _FEW_SEEDS = ("one seed", "fewer than two paired seeds")
 _MEASURED = ("difference", "low", "high", "p", "n", "clusters", "seeds", "test")
-_POSSIBLE = {
-    **dict.fromkeys((BITS_PER_BYTE, NATS_PER_TOKEN, KL), (0.0, math.inf)),
-    AGREEMENT: (0.0, 1.0),
-    "mcc": (-1.0, 1.0),
-}
-"""The least and the largest possible score by a measure; other shares are between 0 and 1."""
+_POSSIBLE = {KL: (0.0, math.inf), AGREEMENT: (-1.0, 0.0), "mcc": (-2.0, 2.0)}
+"""The least and the largest possible difference by a measure, of the first two from the base; other shares have 1."""
 
 
 class Measure(NamedTuple):
@@ -417,13 +415,10 @@ def interval_at(one: Comparison, level: float, near: float | None = None) -> tup
 
 
 def within(one: Comparison, low: float, high: float) -> tuple[float, float]:
-    """Return the part of an interval that is possible: where the reference's score is known, of the method's score."""
-    of_others = (0.0, 1.0) if is_share(one.metric) else (-math.inf, math.inf)
+    """Return the part of an interval that is possible of a difference by its measure."""
+    of_others = (-1.0, 1.0) if is_share(one.metric) else (-math.inf, math.inf)
     least, most = _POSSIBLE.get(one.metric.partition(",")[0], of_others)
-    low, high = max(low, least - most), min(high, most - least)
-    if (base := one.reference_score) is not None:
-        low, high = min(max(low, least - base), one.difference), max(min(high, most - base), one.difference)
-    return low, high
+    return min(max(low, least), one.difference), max(min(high, most), one.difference)
 
 
 def judge(
@@ -494,11 +489,14 @@ def _side(one: Comparison, towards_zero: bool, level: float) -> float:
 
 
 def _errors_give_it(one: Comparison) -> bool:
-    """Return whether the plain interval is the one of the errors; one of its ends may be cut to what is possible."""
+    """Return whether the plain interval is the one of the errors, within what is possible."""
     if not any(error for error, _ in one.errors):
         return False
     half = float(reach(one.errors, ALPHA))
-    return any(math.isclose(side, half, rel_tol=1e-6) for side in (one.difference - one.low, one.high - one.difference))
+    ends = within(one, one.difference - half, one.difference + half)
+    return all(
+        math.isclose(*pair, rel_tol=1e-6, abs_tol=1e-6 * half) for pair in zip(ends, (one.low, one.high), strict=True)
+    )
 
 
 def _stretch(errors: Sequence[tuple[float, float]], level: float) -> float:

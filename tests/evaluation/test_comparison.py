@@ -227,7 +227,7 @@ def test_what_no_difference_could_show_is_not_called_visible(tmp_path):
         runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "acc", np.where(np.arange(120) < right, 1.0, base))
     (compared,) = compare(Records(runs), tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
     (one,) = judged([compared])
-    assert (compared.low, compared.high, one.detectable, one.outcome) == (-0.5, 0.5, None, "not decided")  # base 0.5
+    assert (compared.low, compared.high, one.detectable, one.outcome) == (-1.0, 1.0, None, "not decided")
 
 
 def test_other_documents_and_broken_records_are_refused(records):

@@ -24,6 +24,7 @@ from hfpatch.results.verdicts import (
     judge_primary,
     look_parts,
     with_rates,
+    within,
 )
 
 BITS = Measure("bits_per_byte", False)
@@ -297,19 +298,31 @@ def test_at_looks_a_pair_has_the_outcome_of_the_one_that_decided_it():
     assert (one.outcome, two.outcome) == ("undecided", "undecided")
 
 
-def test_no_interval_leaves_what_is_possible():
-    share = comparison("a", 0.05, 0.1, 3.0, metric="acc", reference_score=0.9)
-    bits = comparison("a", -0.05, 0.1, 3.0, reference_score=0.2, task="text")
-    verdict = judge([share, bits], {"base": [("a", "base")]}, {"text": BITS})[0]
-    assert verdict.corrected_low == pytest.approx(-0.2)
-    low, high = interval_at(share, 0.05)
-    assert (high, low) == (pytest.approx(0.1), pytest.approx(0.05 - stats.t.ppf(0.975, 3) * 0.1))
-    lowest = {"nats_per_token": (0.2, 0), "bits_per_byte,none": (0.2, 0), "kl": (0, 0), "mcc": (-0.9, -1)}
-    for metric, (base, least) in lowest.items():
-        below = comparison("a", 0.05, 0.1, 3.0, metric=metric, reference_score=base)
-        assert interval_at(below, 0.05)[0] == pytest.approx(least - base)
-    agreement = comparison("a", -0.05, 0.1, 3.0, metric="top1_agreement", reference_score=1.0)
-    assert interval_at(agreement, 0.05)[1] == 0.0
+@pytest.mark.parametrize("base", [0.0, 0.02, 0.99])
+def test_a_base_that_knows_little_is_measured_as_badly_as_a_method(base):
+    """It is not known to have nothing to lose, nor a method at the top to lose nothing."""
+    made = paired("a", 0.0, other="base", metric="acc", error=0.05, reference_score=base)
+    for question, outcome in (("keep", "kept"), ("gain", "equivalent")):
+        asked = PrimaryQuestion(question=question, pairs=[("a", "base")], on=["text"])
+        looks = [LookTaken(seeds=5, part=1.0, comparisons=[made])]
+        for margin in (0.05, 0.5):
+            (verdict,) = judge_primary(asked, looks, {"text": Measure("acc", True)}, {"accuracy": margin})
+            assert verdict.outcome == (outcome if margin == 0.5 else "undecided")
+            level = 0.1 if verdict.outcome != "undecided" or question == "keep" else 0.05
+            half = math.hypot(stats.t.ppf(1 - level / 2, 199) * 0.003, stats.t.ppf(1 - level / 2, 4) * 0.05)
+            assert (verdict.corrected_low, verdict.corrected_high) == pytest.approx((-half, half))
+
+
+def test_no_interval_leaves_what_is_possible_of_a_difference():
+    possible = {"acc": (-1, 1), "mcc": (-2, 2), "kl": (0, math.inf), "top1_agreement": (-1, 0),
+                "bits_per_byte,none": (-math.inf, math.inf)}  # fmt: skip
+    for metric, (least, most) in possible.items():
+        difference, half = (0.05 if least == 0 else -0.05), 9 * stats.t.ppf(0.975, 3)
+        one = comparison("a", difference, 9.0, 3.0, metric=metric)
+        one = one.model_copy(update=dict(zip(("low", "high"), within(one, one.low, one.high), strict=True)))
+        ends = max(least, difference - half), min(most, difference + half)
+        assert (one.low, one.high) == pytest.approx(ends)
+        assert interval_at(one, 0.05) == pytest.approx(ends)
 
 
 def test_a_perplexity_has_the_interval_of_its_logarithm():
