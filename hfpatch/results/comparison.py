@@ -132,9 +132,10 @@ class ComparisonResults(Tabular):
             given: Values = {"why_not": self._why_not, "diverged": diverged, "rates": rates}
             made += judge_primary(asked, self.looks or [one_look], measures, self.margin, **given)
         primary = {(*verdict.pair, verdict.task) for verdict in made}
-        secondary = judge(self.comparisons, self.pairs, self.deciding, self._why_not, without=primary)
+        beside: Values = {"without": primary, "diverged": diverged}
+        secondary = judge(self.comparisons, self.pairs, self.deciding, self._why_not, **beside)
         of_base = list(dict.fromkeys(one.pair for one in changes))
-        secondary += judge(changes, {"retention": of_base}, texts, without=primary)
+        secondary += judge(changes, {"retention": of_base}, texts, **beside)
         return [*made, *map(rates, secondary)]
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:

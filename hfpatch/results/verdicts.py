@@ -20,7 +20,7 @@ those of the last one. What comes after that look, as where a later seed diverge
 holds *at the rates tried*, and two methods whose rates may be worth half the margin are not equivalent (`with_rates`).
 
 A pair with fewer than two paired seeds is undecided. A method with a diverged seed can be neither better nor equivalent
-nor kept, as what is left is the better part of it.
+nor kept, as what is left is the better part of it; nor is it better in a secondary pair.
 
 **Secondary**, exploratory: everything else that is compared, by question:
 
@@ -33,8 +33,9 @@ nor kept, as what is left is the better part of it.
 Each is one family, corrected by Holm's method, of signs alone: with p-values in ascending order, the k-th of m is
 rejected where all before it are and ``p < α/(m - k + 1)``. What is not rejected is *not decided*, which says nothing. A
 corrected interval is that of the level ``1 - α/m``; where a later step of Holm's rejects, its end near 0 is that of the
-level ``1 - α/(m - k + 1)``. It leaves out 0 exactly where the verdict is better or worse. (No finite intervals both
-cover together and do that: Holm's method spends all of α on signs; Guilbaud 2008, Biometrical Journal 50, 678.)
+level ``1 - α/(m - k + 1)``. It leaves out 0 exactly where a sign is found, which only a diverged seed leaves without a
+verdict. (No finite intervals both cover together and do that: Holm's method spends all of α on signs; Guilbaud 2008,
+Biometrical Journal 50, 678.)
 
 One measure decides a task: bits per byte of the right answer, or of the text, where documents have log-likelihoods (one
 unit, the lowest noise, defined for choices and texts alike), else the task's primary metric, such as the nats per token
@@ -350,8 +351,7 @@ def _decided(
     outcome = decide_gain(turned[0], turned[1], size) if asked.question == "gain" else decide_keep(turned[1], size)
     for name, wins in ((one.method, (*BETTER, *SAME)), (one.reference, (*WORSE, "equivalent"))):
         if (lost := diverged.get(name)) and outcome in wins:
-            several = f"seeds {', '.join(map(str, sorted(lost)))}" if len(lost) > 1 else f"seed {next(iter(lost))}"
-            outcome, reason = "undecided", Reason(text=f"{several} of ", methods={name: " diverged"})
+            outcome, reason = "undecided", _seeds_diverged(name, lost)
         elif lost:  # by how much the loser is worse is not known
             outcome = _WITHOUT_MARGIN.get(outcome, outcome)
     design = one.design
@@ -363,6 +363,11 @@ def _decided(
         fields["seeds_needed"] = fewest(design.with_seeds, pair, above=one.seeds, most=MOST_SEEDS)
         fields["documents_needed"] = fewest(design.with_documents, pair, above=one.units, most=MOST_DOCUMENTS)
     return Verdict(**fields | {"outcome": outcome, "reason": reason})
+
+
+def _seeds_diverged(method: str, seeds: Collection[int]) -> Reason:
+    which = f"seeds {', '.join(map(str, sorted(seeds)))}" if len(seeds) > 1 else f"seed {next(iter(seeds))}"
+    return Reason(text=f"{which} of ", methods={method: " diverged"})
 
 
 def _possible(one: Comparison, value: float) -> float | None:
@@ -428,6 +433,7 @@ def judge(
     why_not: Callable[[str, str, str], Reason] = lambda method, other, task: Reason(text="not compared"),
     *,
     without: Collection[tuple[str, str, str]] = (),
+    diverged: Mapping[str, Collection[int]] | None = None,
 ) -> list[Verdict]:
     """Return the secondary verdict of every pair on every task.
 
@@ -437,6 +443,7 @@ def judge(
         measures: the measure that decides each task.
         why_not: says why a pair was not compared on a task.
         without: the method, the other and the task of each pair that a primary question decides.
+        diverged: the seeds of each method that diverged.
     """
     by_pair, verdicts = _by_pair(comparisons), list[Verdict]()
     for question, declared in pairs.items():
@@ -457,12 +464,15 @@ def judge(
             if rejected:
                 outcome = "better" if (one.difference > 0) == measures[one.task].higher_is_better else "worse"
             steps[key] = {"outcome": outcome, "p_corrected": corrected, "family": len(tested), "level": far}
+            winner = one.method if outcome == "better" else one.reference
+            if rejected and (lost := (diverged or {}).get(winner)):  # what is left is its better part
+                steps[key] |= {"outcome": "not decided", "reason": _seeds_diverged(winner, lost)}
             steps[key] |= {"corrected_low": low, "corrected_high": high, "detectable": _visible(one, far)}
 
         for key, difference in made.items():
             named = {"question": question, **dict(zip(("method", "other", "task"), key, strict=True))}
             fields = {"reason": why_not(*key)} if difference is None else _measured(difference)
-            verdicts.append(Verdict(**named, **measures[key[2]]._asdict(), **fields, **steps.get(key, {})))
+            verdicts.append(Verdict(**named | measures[key[2]]._asdict() | fields | steps.get(key, {})))
     return verdicts
 
 

@@ -242,6 +242,22 @@ def test_what_one_seed_or_a_diverged_one_leaves_open(made, diverged, outcome, wh
     assert verdict.level == (0.1 if "margin" in outcome else 0.05)  # that of a margin only where one is claimed
 
 
+@pytest.mark.parametrize(
+    ("difference", "diverged", "outcome", "why"),
+    [
+        (-9.0, {"a": {4: 7, 1: 9}}, "not decided", "seeds 1, 4 of a diverged"),
+        (-9.0, {"lora": {0: 9}}, "better", ""),
+        (9.0, {"lora": {0: 9}}, "not decided", "seed 0 of lora diverged"),
+        (9.0, {"a": {0: 9}}, "worse", ""),
+        (0.1, {"a": {0: 9}}, "not decided", ""),
+    ],
+)
+def test_what_is_left_of_diverged_seeds_is_not_better_in_a_secondary_pair_either(difference, diverged, outcome, why):
+    made = comparison("a", difference, 1.0, 9.0, other="lora")
+    (verdict,) = judged([made], diverged=diverged)
+    assert (verdict.outcome, verdict.why, verdict.family) == (outcome, why, 1)
+
+
 def test_a_reason_has_the_new_names_of_its_methods_and_of_no_other():
     asked = GAIN.model_copy(update={"pairs": [("seed 3 of lora", "lora")]})
     (verdict,) = primary(asked, paired("seed 3 of lora", 0.001, error=0.001), diverged={"lora": {3: 10}})
