@@ -1,3 +1,4 @@
+import re
 
 import pytest
 from reporting.big import write_big_run
