@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable, Sequence
-from functools import partial, partialmethod
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hfpatch.errors import HfpatchError
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.promises.common import (
     NEW_TOKENS,
-    NOT_OURS,
     Apart,
     changed_by,
     compared,
@@ -26,9 +23,10 @@ from hfpatch.promises.common import (
     leak,
     perturbed,
     relative,
+    some,
     within,
 )
-from hfpatch.promises.inputs import DECODER, Inputs, logits, ordered, tokens_alone
+from hfpatch.promises.inputs import DECODER, Inputs, codebooks, logits, ordered, tokens_alone
 from hfpatch.sites import AttentionSite
 from hfpatch.support.modes import hooked, keeping_flags
 from hfpatch.surgery.bases import hash_weights
@@ -36,12 +34,8 @@ from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
-from hfpatch.tuners.config import MethodConfig
-from hfpatch.tuners.hooks import MethodSite
-from hfpatch.tuners.places import method_site
 
 ALLOWED_FILES = {".safetensors", ".json", ".md"}
-OTHER = "meta"  # as any device but the CPU, it takes no tensor of the CPU, but it needs no hardware
 CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch has no effect
 
 
@@ -60,49 +54,6 @@ def no_op(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     return difference == 0, f"largest logit difference {difference:.2g}{advice}"
 
 
-class Call(NamedTuple):
-    """The first call of one of a method's places: its arguments after the parts, its result's dtype, its changes."""
-
-    given: tuple[Any, ...]
-    returned: torch.dtype
-    in_place: bool
-
-
-def results(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
-    """Each place returns the dtype that it was given, and a new tensor: others may read the one that it was given."""
-    if not isinstance(config, MethodConfig):
-        return True, NOT_OURS
-    calls = _calls(model, config, inputs)
-    for place, call in calls.items():
-        if call.returned != call.given[0].dtype:
-            return False, f"{place} returns {call.returned} where it was given {call.given[0].dtype}"
-        if call.in_place:
-            return False, f"{place} changes its argument in place; return a new tensor"
-    return True, f"at {', '.join(calls)}"
-
-
-def devices(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
-    """Each place takes its parts and tensors on any device, and puts none of another one beside them."""
-    if not isinstance(config, MethodConfig):
-        return True, NOT_OURS
-    site, calls = method_site(changed_by(model, config)[0]), _calls(model, config, inputs)
-    with FakeTensorMode(allow_non_fake_inputs=True):  # computes shapes, dtypes and devices only
-        with torch.device(OTHER):
-            parts = config.build(site, config.seed)
-        for place, call in calls.items():
-            if type(call.given[-1]) is not MethodSite:  # it holds tensors of the forward pass
-                continue
-            arguments = [torch.empty_like(x, device=OTHER) if isinstance(x, Tensor) else x for x in call.given]
-            try:
-                getattr(config, place)(parts, *arguments)
-            except (RuntimeError, HfpatchError) as error:
-                if "device" in str(error) and "cpu" in str(error):
-                    return False, f"{place} puts a tensor of the CPU beside its input; create it with device=x.device"
-            except Exception:  # such as a decision by a value, which a fake tensor lacks
-                continue
-    return True, f"at {', '.join(calls)}"
-
-
 def unpatch_restores(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """After unpatching, logits, weights and names are the base's; meanwhile the patch had an effect."""
     before, weights, names = logits(model, inputs), hash_weights(model), list(model.state_dict())
@@ -114,6 +65,40 @@ def unpatch_restores(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bo
         same_weights and restored and changed > CHANGED_SHARE,
         f"weights {weights[:8]} before and after; the patch changed logits by {changed:.2g} of the largest",
     )
+
+
+def repeatable(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
+    """The same inputs give the same outputs, whatever the adapters ran for before, in training too."""
+    tokens = tokens_alone(inputs)
+    others = inputs if tokens is None else {"input_ids": tokens.flip(1)}
+
+    def difference() -> Apart:
+        layers: list[Any] = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+        first = logits(model, inputs)
+        for layer in layers:
+            layer.train()
+        logits(model, others)
+        for layer in layers:
+            layer.eval()
+        return Apart(relative(first, logits(model, inputs, seed=1)), 0.0)
+
+    return within(model, config, "a second call differs by {:.1g} of the largest", difference)
+
+
+def rows(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
+    """A row of a batch gives the same alone."""
+    if (tokens := tokens_alone(inputs)) is None:
+        return True, f"does not apply: {type(model).__name__} reads other inputs than token ids"
+    size = codebooks(model)
+    batch = tokens if len(tokens) > size else torch.cat((tokens, tokens.flip(1)))
+
+    def alone() -> Tensor:
+        return torch.cat([logits(model, {"input_ids": batch[at : at + size]}) for at in range(0, len(batch), size)])
+
+    def difference() -> Apart:
+        return compared(model, partial(logits, model, {"input_ids": batch}), alone)
+
+    return within(model, config, "a row alone differs by {:.1g} of the largest", difference)
 
 
 def cache(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
@@ -162,7 +147,7 @@ def padding(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     mask, unpadded = torch.ones_like(tokens), {"input_ids": tokens[:, pad:]}
     mask[:, :pad] = 0
     accepts = "position_ids" in inspect.signature(model.forward).parameters  # sees through decorators
-    extra = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if accepts else {}
+    extra: dict[str, Any] = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if accepts else {}
 
     def difference() -> Apart:
         padded = partial(logits, model, inputs, attention_mask=mask, **extra)
@@ -231,9 +216,9 @@ def gradients_reach(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[boo
     base = [name for name, p in base_parameters(model).items() if p.grad is not None or p.requires_grad]
     idle = [site.path for site in changed_by(model, config) if not _acts(model, site, inputs)]
     missing = {name for name in added.keys() - reached if not name.startswith(tuple(f"{path}." for path in idle))}
-    wrong = f"; {_some(sorted(missing))} received none" if missing else f"; {_some(base)} did" if base else ""
+    wrong = f"; {some(sorted(missing))} received none" if missing else f"; {some(base)} did" if base else ""
     text = f"{len(reached)} of {len(added)} added tensors, {len(base)} base tensors{wrong}"
-    return not wrong, text + (f"; nothing reads {_some(idle)}, in the model without hfpatch, too" if idle else "")
+    return not wrong, text + (f"; nothing reads {some(idle)}, in the model without hfpatch, too" if idle else "")
 
 
 def save_and_load(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
@@ -249,30 +234,6 @@ def save_and_load(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool,
     return is_equal and kinds <= ALLOWED_FILES, text
 
 
-def init_independent(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
-    """Init depends only on seed, layer and name, and is independent of order and other adapters."""
-    if isinstance(config, MethodConfig):
-        first, *others = [method_site(site) for site in changed_by(model, config)]
-        built, advice = _built(config, first), "draw by hfpatch.nn.normal_, with a name that begins with site.name"
-        if drawn := _different(built, _built(config, first, generator=1)):
-            why = f"build() draws {_some(drawn)} by torch's global generator, so values depend on earlier draws"
-            return False, f"{why}; {advice}"
-        drawn = _different(built, _built(config, first, seed=config.seed + 1))
-        same = [set(drawn) - set(_different(built, _built(config, other))) for other in others]
-        if equal := sorted(set.intersection(*same)) if same else []:
-            return False, f"{_some(equal)} starts equal in every layer; {advice}"
-    names = ["checked", "other"]
-    lora = LoraConfig(r=2, target_modules=attention_modules(model))
-    states: list[dict[str, Tensor]] = []
-    for order in (1, -1):
-        patch(model, [config, lora][::order], names=names[::order])
-        added = {name.replace(".base_layer", ""): p for name, p in adapter_parameters(model).items()}
-        states.append({name: p.detach().clone() for name, p in added.items() if ".checked." in name})
-        unpatch(model)
-    equal_names = states[0].keys() == states[1].keys()
-    return equal_names and not _different(*states), f"{len(states[0])} tensors, injected before and after a LoRA"
-
-
 def _acts(model: Any, site: AttentionSite, inputs: Inputs) -> bool:
     """Return whether anything that is compared depends on an attention."""
 
@@ -284,44 +245,6 @@ def _acts(model: Any, site: AttentionSite, inputs: Inputs) -> bool:
     plain = logits(model, inputs)
     with hooked([site.attention.register_forward_hook(other)]):
         return not torch.equal(plain, logits(model, inputs))
-
-
-def _calls(model: Any, config: MethodConfig, inputs: Inputs) -> dict[str, Call]:
-    """Run the model with the method and return the first call at each place where the method acts."""
-    calls: dict[str, Call] = {}
-
-    def record(self: MethodConfig, place: str, function: Callable[..., Tensor], parts: Any, *arguments: Any) -> Tensor:
-        before = [argument._version for argument in arguments if isinstance(argument, Tensor)]
-        result = function(self, parts, *arguments)
-        in_place = before != [argument._version for argument in arguments if isinstance(argument, Tensor)]
-        calls.setdefault(place, Call(arguments, result.dtype, in_place))
-        return result
-
-    original = {place: getattr(type(config), place) for place in config.acts_at()}
-    with perturbed(model, config):
-        for place, function in original.items():
-            setattr(type(config), place, partialmethod(record, place, function))
-        try:
-            logits(model, inputs)
-        finally:
-            for place, function in original.items():
-                setattr(type(config), place, function)
-    return calls
-
-
-def _built(config: MethodConfig, site: MethodSite, *, generator: int = 0, seed: int | None = None) -> dict[str, Tensor]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(generator)
-        return config.build(site, config.seed if seed is None else seed).state_dict()
-
-
-def _different(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
-    return [name for name in a if name not in b or a[name].shape != b[name].shape or not torch.equal(a[name], b[name])]
-
-
-def _some(names: Sequence[str]) -> str:
-    """Return the first of some names, and the number of the others."""
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def full_precision(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:

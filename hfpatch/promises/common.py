@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -201,3 +201,8 @@ def within(
 def in_one_line(error: Exception) -> str:
     """Return the class and the first line of an error."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first of some names, and the number of the others."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -30,9 +30,14 @@ Inputs = Mapping[str, Any]
 """The arguments of ``forward`` by name."""
 
 
+def codebooks(model: Any) -> int:
+    """Return how many rows of token ids are together one row of a batch: MusicGen's codebooks."""
+    return int(getattr(model.config, "num_codebooks", 1)) if "musicgen" in model.config.model_type else 1
+
+
 def example_tokens(model: Any) -> Tensor:
     """Return token ids ``(batch, seq)``; models of several codebooks take one row for each codebook."""
-    rows = BATCH * int(getattr(model.config, "num_codebooks", 1) if "musicgen" in model.config.model_type else 1)
+    rows = BATCH * codebooks(model)
     config = text_config(model)
     chunks = [getattr(config, name, None) or 1 for name in ("local_attn_chunk_length", "lsh_attn_chunk_length")]
     longest = getattr(config, "max_position_embeddings", None) or LENGTH
@@ -241,17 +246,17 @@ def _with_patches(model: Any) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def logits(model: Any, inputs: Inputs, **kwargs: Any) -> Tensor:
+def logits(model: Any, inputs: Inputs, *, seed: int = 0, **kwargs: Any) -> Tensor:
     """Return the output that is compared, see :func:`forward`, without gradients."""
-    return forward(model, inputs, **kwargs)
+    return forward(model, inputs, seed=seed, **kwargs)
 
 
-def forward(model: Any, inputs: Inputs, **kwargs: Any) -> Tensor:
+def forward(model: Any, inputs: Inputs, *, seed: int = 0, **kwargs: Any) -> Tensor:
     """Return a model's logits; without, its last hidden state; without, all its outputs as one vector.
 
-    A model that draws random numbers in evaluation draws the same ones in every call.
+    A model that draws random numbers in evaluation draws the same ones in every call with a seed.
     """
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     if model.can_generate() or "use_cache" in inspect.signature(model.forward).parameters:
         kwargs["use_cache"] = False
     out = model(**{**inputs, **kwargs})

@@ -15,7 +15,7 @@ from peft import PeftConfig
 from torch import Tensor, nn
 
 from hfpatch.methods import PreProjectionConfig
-from hfpatch.promises import behaviour, catalogue, residual, site
+from hfpatch.promises import behaviour, catalogue, method, residual, site
 from hfpatch.promises.common import Test, changed_by, in_one_line
 from hfpatch.promises.inputs import Inputs, checked_inputs, example_inputs
 from hfpatch.support.markup import html_table
@@ -27,8 +27,10 @@ from hfpatch.twins import twin
 
 PROMISES: list[tuple[str, Test]] = [
     ("no-op at init", behaviour.no_op),
-    ("each place keeps dtype and input", behaviour.results),
-    ("each place works on any device", behaviour.devices),
+    ("each place keeps dtype and input", method.results),
+    ("each place leaves nothing behind", method.leftovers),
+    ("each place works on any device", method.devices),
+    ("each place has the right gradient", method.derivatives),
     ("unpatch restores, base never changes", behaviour.unpatch_restores),
     ("attention is where it is declared", site.anatomy),
     ("pure: only the attention sees the change", site.purity),
@@ -36,14 +38,16 @@ PROMISES: list[tuple[str, Test]] = [
     ("the content skip reaches the residual", residual.arrival),
     ("projections are as declared", site.projections),
     ("temperatures scale their own heads", site.own_heads),
+    ("equal results in every call", behaviour.repeatable),
     ("causality", site.causality),
+    ("rows of a batch are independent", behaviour.rows),
     ("generation with and without cache", behaviour.cache),
     ("left padding", behaviour.padding),
     ("gradient checkpointing", behaviour.checkpointing),
     ("torch.compile", behaviour.compiled),
     ("gradients reach exactly the added tensors", behaviour.gradients_reach),
     ("save and load", behaviour.save_and_load),
-    ("init independent of the rest", behaviour.init_independent),
+    ("init independent of the rest", method.init_independent),
     ("fp32 trainables", behaviour.full_precision),
     ("PEFT's features", catalogue.peft_calls),
 ]
