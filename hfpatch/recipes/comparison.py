@@ -175,7 +175,8 @@ class Recipe(ComparedRecipe):
         if self.tuning is not None:
             grid, owners = self.tuning.grid.items(), {None, *kept}
             tried = {key: values for key, values in grid if split_key(key, self.methods)[0] in owners}
-            changes["tuning"] = {"grid": tried}
+            at = self.tuning.at if any(family_of(name) != name for name in kept) else "every"
+            changes["tuning"] = {"grid": tried, "at": at}
         return self.replaced(changes)
 
     def tuned(self, method: str, values: Values, *, trial: bool = False) -> Recipe:

@@ -115,9 +115,6 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         if self.data.held_out is None:
             raise ValueError("a study compares the loss on held-out text, and there is none; set data.held_out")
         self.check_questions(self.variants, of="variants", measures=("nats_per_token",))
-        if self.tuning is not None and self.tuning.at != "every":
-            raise ValueError("tuning.at is of methods with budgets, which variants have not; leave it out")
-
         for name in self.variants:
             self._check_runs(name)
         schedules = [variant.training.get("schedule") for variant in self.variants.values()]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.recipes.budgets import Parts
+from hfpatch.recipes.budgets import Parts, family_of
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.strict import Section, check_once, read_override
 from hfpatch.recipes.training import NOT_IDENTITY, OF_SCHEDULES, LoopSettings, PretrainSettings, TrainingSettings
@@ -157,6 +157,8 @@ def check_tuning(
         raise HfpatchError(
             f"tuning takes documents away from a text, and data.source {tokens[0]} contains tokens; use the text"
         )
+    if tuning.at != "every" and all(family_of(name) == name for name in methods):
+        raise HfpatchError(f"tuning.at is {tuning.at}, and no trained method has budgets; leave it out, or add budgets")
     taken = tuning.held_out + (data.held_out or 0)
     if data.max_documents is not None and taken >= data.max_documents:
         also = f" with data.held_out ({data.held_out})" if data.held_out else ""

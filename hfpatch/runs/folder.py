@@ -27,6 +27,7 @@ Changes: TypeAlias = dict[str, tuple[Any, Any]]
 NOT_IDENTITY = {
     *("description", "data_dir", "evaluation.allow_unknown_base", "model.device_map", "model.trust_remote_code"),
     *(f"training.{key}" for key in training_settings.NOT_IDENTITY - {"seeds"}),
+    "tuning.at",  # the budget that it chooses for each method is compared
 }
 """Keys of a recipe that may differ between a run and its continuation, with all that is below them: they change no
 number, but for rounding."""

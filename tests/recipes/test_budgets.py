@@ -113,6 +113,7 @@ def test_some_methods_of_a_recipe_with_budgets(read):
     recipe = read(RATES, "tuning.at=middle")
     assert recipe.only(["lora"]).trained == ["lora@10k", "lora@65k"]
     assert recipe.only(["lora@10k"]).trained == ["lora@10k"]
+    assert (recipe.only(["lora"]).tuning.at, recipe.only(["fixed"]).tuning.at) == ("middle", "every")
     with pytest.raises(HfpatchError, match=r"lora@65k has the rate of lora@10k \(tuning.at\)"):
         recipe.only(["lora@65k"])
 

@@ -115,6 +115,9 @@ def test_tuning_at_the_middle_serves_all_budgets(read, tmp_path, no_report):
             assert read_identity(tmp_path / "out", f"{name}@{budget}") == read_identity(tmp_path / "out", f"{name}@192")
     with pytest.raises(HfpatchError, match=r"the budget that \S+@96 is tuned at is '\S+@192' there, '\S+@480' here"):
         compare(read("budgets=[96, 192, 480, 960, 1920]", TUNED, "training.seeds=[0]"), tmp_path / "out", resume=True)
+    every = read("budgets=[96, 192, 480]", TUNED, "training.seeds=[0]", "tuning.at=every")
+    with pytest.raises(HfpatchError, match=r"the budget that \S+@96 is tuned at is '\S+@192' there, '\S+@96' here"):
+        compare(every, tmp_path / "out", resume=True)
 
 
 def read_identity(out, name):

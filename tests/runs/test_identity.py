@@ -470,7 +470,7 @@ SECTIONS = {"model": ModelSettings, "data": DataSettings, "training": TrainingSe
 FREE = {
     *("description", "data_dir", "evaluation.allow_unknown_base", "model.device_map", "model.trust_remote_code"),
     *("training.micro_batch_size", "training.gradient_checkpointing", "training.compile", "training.save_every"),
-    *("training.keep_checkpoints", "training.keep_finished", "training.report_to"),
+    *("training.keep_checkpoints", "training.keep_finished", "training.report_to", "tuning.at"),
 }
 """What a resumed run may have otherwise, as it decides no number but for rounding."""
 EACH_KEY = [(section, key) for section, keys in KEYS.items() for key in keys]
