@@ -109,6 +109,11 @@ class LoopSettings(Section):
             raise ValueError(
                 f"training.{changed[0]} compares evaluations, but there is only one; set training.evaluate_every"
             )
+        if self.changed(("keep_checkpoints",)) and self.save_every is None and not self.keep_best:
+            raise ValueError(
+                f"training.keep_checkpoints is {self.keep_checkpoints}, and only the last one is written; set "
+                "training.save_every, or leave it out"
+            )
         micro, batch = self.micro_batch_size, self.batch_size
         if micro is not None and batch % micro:
             raise ValueError(f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})")

@@ -130,6 +130,8 @@ def point_name(point: Mapping[str, Any]) -> str:
 def trial_changes(training: LoopSettings, tuning: TuningSettings) -> dict[str, Any]:
     """Return how a trial trains: its own steps, one measurement at the end, no trackers, divergence a result."""
     changes: dict[str, Any] = {"evaluate_every": None, "patience": None, "keep_best": False, "report_to": ()}
+    if training.save_every is None:
+        changes |= {"keep_checkpoints": 1}
     if tuning.steps is not None:
         changes |= {"steps": tuning.steps, "epochs": None}
     if isinstance(training, PretrainSettings):  # which always records divergence

@@ -120,6 +120,7 @@ def test_a_wrong_override_is_named(write, override, parts):
         ("steps: 100", "micro_batch_size: 3", ["micro_batch_size is 3", "divide", "16"]),
         ("steps: 100", "micro_batch_size: 32", ["micro_batch_size is 32", "divide", "16"]),
         ("steps: 100", "keep_best: true", ["training.keep_best compares evaluations", "set training.evaluate_every"]),
+        ("steps: 100", "keep_checkpoints: 2", ["training.keep_checkpoints is 2", "set training.save_every"]),
         ("steps: 100", "min_lr_ratio: 0.1\n  schedule: linear", ["min_lr_ratio is for training.schedule=cosine or"]),
         ("steps: 100", "seeds: [4294967296]", ["training.seeds", "less than 4294967296"]),
         ("steps: 100", "seeds: [1, 1]", ["training.seeds", "twice"]),

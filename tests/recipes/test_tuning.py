@@ -136,7 +136,7 @@ def test_a_trial_is_the_recipe_at_its_values():
             "data": {"held_out": 9},
             "training": {
                 **{"steps": 50, "warmup_steps": 2, "patience": 3, "keep_best": True, "evaluate_every": 5},
-                **{"on_bad_loss": "stop", "report_to": ["tensorboard"], "save_every": 7},
+                **{"on_bad_loss": "stop", "report_to": ["tensorboard"], "keep_checkpoints": 3},
             },
             "tuning": {"learning_rates": [0.1, 0.2], "steps": 20, "grid": grid},
             "methods": {"baseline": [], "lora": [lora], "pre": [lora, {"type": "pre_projection"}]},
@@ -148,7 +148,8 @@ def test_a_trial_is_the_recipe_at_its_values():
     assert combined[1] == {"weight_decay": 0.0, "learning_rates.skip": 0.3, "1.init": "identity"}
     trial = recipe.tuned("pre", {"lr": 0.2, **combined[-1]}, trial=True)
     changed = {"steps": 20, "lr": 0.2, "weight_decay": 0.5, "learning_rates": {"skip": 0.4}}
-    once = {"evaluate_every": None, "patience": None, "keep_best": False, "on_bad_loss": "record", "report_to": ()}
+    once = {"evaluate_every": None, "patience": None, "keep_best": False, "keep_checkpoints": 1}
+    once |= {"on_bad_loss": "record", "report_to": ()}
     assert trial.training == recipe.training.model_copy(update=changed | once)
     assert trial.methods == recipe.methods | {"pre": [lora, {"type": "pre_projection", "init": "identity"}]}
     final = recipe.tuned("lora", {"lr": 0.1, "0.lora_alpha": 8})
