@@ -73,6 +73,8 @@ def check_match(where: str, name: str, part: Mapping[str, Any], methods: Mapping
         raise HfpatchError(f"{where} has both {SIZES[kind].key} and match; match finds {SIZES[kind].key}")
     if is_budget(target):
         return
+    if target is None:
+        raise HfpatchError(f"{where}.match is null, which is no size; leave it out, or write the part without it")
     if target not in methods:
         raise HfpatchError(
             f"{where}.match is {target!r}, which is not among methods{nearest(str(target), others)}, nor a number of "

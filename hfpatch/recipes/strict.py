@@ -372,6 +372,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     message = _AMOUNT.sub(r"must have \1", message)
     for theirs, ours in _WORDING.items():
         message = message.replace(theirs, ours)
+    if first["loc"][-1:] == ("[key]",):  # of a mapping whose possible keys the message lists
+        hint = nearest(first["input"], re.findall("'([^']*)'", message))
+        return f"unknown key {path.removesuffix('.[key]')!r}{hint}; {message}{others}"
     if first["type"] == "value_error":  # which may name the key itself
         return f"{path + ': ' if path and not message.startswith(path) else ''}{message}{others}"
     shown = json.dumps(first["input"], ensure_ascii=False)

@@ -134,6 +134,12 @@ def test_a_wrong_override_is_named(write, override, parts):
         ("  baseline: []", "  baseline: []\n  nothing: []", ["methods.nothing", "second baseline"]),
         ("      r: 4", "      match: pre_projection\n      r: 4", ["methods.lora.0", "both r and match"]),
         ("      r: 4", "      match: pre_projectoin", ["methods.lora.0.match", "did you mean 'pre_projection'"]),
+        ("      r: 4", "      match: null", ["methods.lora.0.match is null", "leave it out"]),
+        (
+            "steps: 100",
+            "learning_rates: {querry: 1}",
+            ["'training.learning_rates.querry' (did you mean 'query'?); must be"],
+        ),
         ("      r: 4", "      match: lora", ["methods.lora.0.match", "itself"]),
         ("      r: 4", "      match: baseline", ["methods.lora.0.match", "baseline"]),
         ("type: pre_projection", "gated: true", ["methods.pre_projection.0", "no type"]),
