@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import fields
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,6 +158,16 @@ def task_list(what: str, include_path: Path | None = None) -> str:
     return text
 
 
+def _refuse_others(given: EvalOptions) -> None:
+    """Refuse options beside a list of tasks, which only --include-path changes."""
+    changed = [field.name for field in fields(given) if getattr(given, field.name) != field.default]
+    for name in changed:
+        if name not in ("tasks", "include_path"):
+            option = "no-cache" if name == "cache" else name.removeprefix("as_").replace("_", "-")
+            shown = given.overrides[0] if name == "overrides" and given.overrides else f"--{option}"
+            raise HfpatchError(f"{shown}: --tasks {given.tasks} prints what tasks there are; leave the option out")
+
+
 def evaluate(given: EvalOptions) -> None:
     """Evaluate a model, bare or with each of several patches, on lm-eval tasks; or compare several whole models.
 
@@ -165,6 +176,7 @@ def evaluate(given: EvalOptions) -> None:
     Example: hfpatch eval --model EleutherAI/pythia-160m --tasks lambada_openai,arc_easy --limit 100
     """
     if given.tasks in _LISTS:
+        _refuse_others(given)
         print(task_list(given.tasks, given.include_path))
         return
     if given.log_samples and given.output is None:

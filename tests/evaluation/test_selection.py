@@ -113,6 +113,10 @@ def test_the_tables_of_tasks_are_lm_evals(folder, capsys, monkeypatch):
     assert main(["eval", "--tasks", "list_tags", "--include_path", str(folder)]) == 0
     assert "own_tag" in capsys.readouterr().out
     assert main(["eval", "--tasks", "list", "--include_path", f"{folder}/gone"]) == 2
+    for option in (["--limit", "3"], ["--json"], ["--model", "x"], ["--no-cache"], ["model.revision=main"]):
+        capsys.readouterr()
+        assert main(["eval", "--tasks", "list", *option]) == 2
+        assert f"error: {option[0]}: --tasks list prints what tasks there are" in capsys.readouterr().err
 
 
 def test_a_table_of_tasks_is_kept_until_a_file_changes(folder, capsys, monkeypatch, tmp_path):
