@@ -66,6 +66,7 @@ def test_as_many_runs_at_a_time_as_have_room(options, room):
 @pytest.mark.usefixtures("cluster")
 def test_devices_that_no_machine_has_are_refused(options, devices):
     there = "there are machines of 64 cores and 0 GPUs, 8 cores and 4 GPUs"
+    assert "--processes-per-run 2: a run has one GPU here" in refused(opened, ray="auto", processes_per_run=2)
     assert f"no machine of the cluster has {devices} for a run ({there})" in refused(opened, ray="auto", **options)
 
 

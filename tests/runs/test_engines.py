@@ -140,11 +140,14 @@ def test_which_gpus_processes_share(options, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(processes, "WorkerProcess", lambda folder, task, env: env["CUDA_VISIBLE_DEVICES"])
+    monkeypatch.setattr(processes, "runs_on_cpu", lambda: False)
     with ExitStack() as stack:
         workers = processes.Processes(EngineSettings(**{"jobs": 4, **options}), stack)
         assert [workers.start(None, slot, slot) for slot in range(workers.most)] == expected
         with pytest.raises(HfpatchError, match="this machine has 2 GPUs, enough for 4 runs at a time"):
             processes.Processes(EngineSettings(jobs=5, gpus_per_run=0.5), stack)
+        with pytest.raises(HfpatchError, match="--processes-per-run 2: a run has one GPU here"):
+            processes.Processes(EngineSettings(jobs=1, processes_per_run=2), stack)
 
 
 @pytest.mark.parametrize(

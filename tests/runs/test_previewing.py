@@ -97,6 +97,7 @@ def test_ray_without_an_address_is_this_machine(words, arguments):
         ({"jobs": 2, "gpus_per_run": float("inf")}, "more than one GPU must be a whole number"),
         ({"gpus_per_run": 1.0}, "go with --jobs N or --ray"),
         ({"jobs": 1, "gpus_per_run": 4.0, "processes_per_run": 2}, "one process for each of its GPUs"),
+        ({"jobs": 1, "gpus_per_run": 0.5, "processes_per_run": 2}, "one process for each of its GPUs"),
         ({"jobs": 1, "launch_config": "no.yaml"}, "a training of one process has none"),
         ({"jobs": 1, "processes_per_run": 2, "launch_config": "no.yaml"}, "there is no such file"),
     ],

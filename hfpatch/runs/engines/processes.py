@@ -125,6 +125,8 @@ class Processes:
         named = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
         self._devices = named[:count] if named else [str(number) for number in range(count)]
         gpus, cpus = settings.gpus_per_run, settings.cpus_per_run
+        if count and not runs_on_cpu():
+            settings.check_default_gpus()
         if gpus and jobs > (room := room_on(count, gpus)):
             raise HfpatchError(
                 f"--jobs {jobs} with --gpus-per-run {gpus:g}: this machine has {count} GPUs, enough for {room} runs "

@@ -70,6 +70,8 @@ class RayTasks:
         self.threads = max(1, self.cpus // settings.processes)
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         one = float(any(node.get("GPU") for node in nodes))  # one GPU where there are any
+        if one:
+            settings.check_default_gpus()
         self.gpus = one if settings.gpus_per_run is None else settings.gpus_per_run
         devices = f"{self.cpus} CPU core{'s' * (self.cpus > 1)}" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
         room = 0

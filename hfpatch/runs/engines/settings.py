@@ -48,7 +48,7 @@ class EngineSettings:
         gpus = self.gpus_per_run or 0.0
         if gpus > 1 and not float(gpus).is_integer():
             raise HfpatchError(f"--gpus-per-run {gpus:g}: more than one GPU must be a whole number")
-        if self.processes_per_run is not None and gpus >= 1 and self.processes_per_run != gpus:
+        if self.processes_per_run is not None and gpus > 0 and self.processes_per_run != max(1, gpus):
             raise HfpatchError(
                 f"--processes-per-run {self.processes_per_run}: a run has one process for each of its GPUs "
                 f"(--gpus-per-run {gpus:g}); leave the option out"
@@ -59,6 +59,14 @@ class EngineSettings:
             raise HfpatchError(f"--accelerate-config {self.launch_config}: there is no such file")
         if self.is_sequential and (self.gpus_per_run, self.cpus_per_run, self.processes_per_run) != (None, None, None):
             raise HfpatchError("options for each run go with --jobs N or --ray; add one of them")
+
+    def check_default_gpus(self) -> None:
+        """Refuse several processes for a run on a machine with GPUs, of which a run has one unless told."""
+        if self.gpus_per_run is None and self.processes > 1:
+            raise HfpatchError(
+                f"--processes-per-run {self.processes}: a run has one GPU here, and each process needs one; write "
+                f"--gpus-per-run {self.processes}, or --gpus-per-run 0 to train on the CPU"
+            )
 
     @property
     def is_sequential(self) -> bool:
