@@ -146,7 +146,7 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
         ),
         parts=(Part(tuple(sections)),),
         summary=(
-            Text(f"{differences} differences of {runs} runs"),
+            Text(f"Differences: {differences}, runs: {runs}"),
             *((Sentences(tuple(f"left out: {reason}" for reason in left_out)),) if left_out else ()),
         ),
     )

@@ -38,7 +38,7 @@ def test_runs_are_found_below_a_folder_and_links_are_relative(tmp_path):
         ("c", ""),
         ("b", "../my%20runs/deep/b/report.html"),
     ]
-    assert summary.text == f"{sum(row[3] is not None for row in data['rows'])} differences of 3 runs"
+    assert summary.text == f"Differences: {sum(row[3] is not None for row in data['rows'])}, runs: 3"
     assert "c: it has no report.html" in text
     assert '<a href="../my%20runs/a/report.html">a</a>' in text  # without the script, too
 
