@@ -78,6 +78,7 @@ class Completions:
         self.tokenizer = tokenizer
         self.eos = end_of_text(tokenizer, append=settings.append_eos) if settings.format != "messages" else None
         self.template = chat_template(tokenizer, settings)
+        self.any_templated = False
         self._digester = Digester(tokenizer)
 
     def encode(self, documents: list[str]) -> list[Encoded]:
@@ -96,6 +97,7 @@ class Completions:
                 examples.append(self._conversation(prompt + completion, len(prompt), given))
 
         # Texts as token ids, those of the chat template without special tokens.
+        self.any_templated |= any(example.templated for example in examples)
         digest = self._digester.text
         encodings: list[Encoded | None] = [None] * len(examples)
         for templated in (False, True):
@@ -223,7 +225,13 @@ def tokenize_completions(
         given += len(batch)
     if not any_kept:
         raise HfpatchError("no example has two tokens, so no token is predicted; choose another data.source")
-    if completions.template is not None:
+    if settings.chat_template is not None and not completions.any_templated:
+        warnings.warn(
+            f"{settings.source}: no prompt is a list of messages, and text is used as it is, so data.chat_template "
+            "changes nothing; write prompts as messages, or set data.prompt_template",
+            stacklevel=2,
+        )
+    if completions.template is not None and completions.any_templated:
         jinja = _GENERATION.sub("", completions.template)
         parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(jinja)
         wanted = meta.find_undeclared_variables(parsed) - {"messages"}

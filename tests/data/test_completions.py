@@ -243,6 +243,16 @@ def test_templates_that_do_not_fit_are_one_clear_line(chat, tmp_path, monkeypatc
         load_splits(data.model_copy(update={"chat_template": str(tmp_path / "none.jinja")}), chat)
 
 
+def test_a_template_that_no_row_needs_is_said(chat, tmp_path, recwarn):
+    (tmp_path / "chat.jinja").write_text(PLAIN)
+    row, options = {"prompt": "a b", "completion": " c d"}, {"format": "prompt_completion", "block_size": 8}
+    for changes, expected in (({}, 0), ({"chat_template": str(tmp_path / "chat.jinja")}, 1)):
+        source = write_rows(tmp_path / "a.jsonl", [{**row, "documents": "x"}] * 20)
+        load_splits(DataSettings(source=source, layout="padded", **options, **changes), chat)
+        warned = [str(warning.message) for warning in recwarn]
+        assert sum("no prompt is a list of messages" in message for message in warned) == len(warned) == expected
+
+
 def test_a_template_surrounds_the_prompt(chat, tmp_path):
     template = "Question: {} Think {step}.\nAnswer:"
     rows = [{"query": "1 {} 1?", "response": " 2"}, {"query": "2 + 2?", "response": " 4"}]
