@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hfpatch.data.readers import SUFFIXES, read_rows
-from hfpatch.data.rows import Document, Rows
+from hfpatch.data.rows import Document, Rows, count_characters
 from hfpatch.errors import HfpatchError, first_line, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.sources import SplitPart, split_parts
@@ -140,7 +140,8 @@ def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[Docum
         HfpatchError: if there is none.
     """
     with_text = (document for document in corpus.read() if document.text)
-    long_enough = (document for document in with_text if len(document.text.strip()) >= settings.min_characters)
+    least, form = settings.min_characters, settings.format
+    long_enough = (document for document in with_text if count_characters(document.text, form) >= least)
     count = 0
     for document in islice(long_enough, settings.max_documents):
         count += 1

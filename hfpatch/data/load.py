@@ -47,7 +47,7 @@ from hfpatch.support.files import (
 )
 from hfpatch.support.folders import is_writable
 
-_CACHE_FORMAT = 9  # to be raised where what the files hold changes: old ones are then left alone
+_CACHE_FORMAT = 10  # to be raised where what the files hold changes: old ones are then left alone
 _MEASURED = 2  # in the seed of the draw, after those of held-out and tuning documents
 _LONG_BLOCK = 64  # tokens of a block that is a text by itself; shorter ones may be common phrases
 _TOKENS = "tokens.bin"

@@ -158,11 +158,27 @@ class Rows:
         return _valid(text, where, next(iter(document)))
 
 
+def count_characters(document: str, format_: Format) -> int:
+    """Return how many characters a document has, white space around each text and roles of messages not counted."""
+    if format_ == "text":
+        return _count(document)
+    values = json.loads(document)
+    return sum(_count(values[key]) for key in ("messages", "prompt", "completion") if key in values)
+
+
 def number_groups(names: Sequence[str | None]) -> npt.NDArray[np.int64]:
     """Return the group of each document, counted from 0, from its name; without one, a document is one by itself."""
     numbers: dict[str | int, int] = {}
     keys = (index if name is None else name for index, name in enumerate(names))
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+
+
+def _count(said: object) -> int:
+    if isinstance(said, str):
+        return len(said.strip())
+    if isinstance(said, dict):
+        said = [value for key, value in said.items() if key not in ("role", "type")]
+    return sum(map(_count, said)) if isinstance(said, list) else 0
 
 
 def _text(value: object, where: str, column: str) -> str:

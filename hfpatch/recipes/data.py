@@ -31,7 +31,8 @@ class DataSettings(TextSource):
     chat_template: PathText | None = None
     """A file with the Jinja template of conversations; None takes the tokenizer's own."""
     min_characters: NonNegativeInt = 1
-    """Leave out documents shorter than this many characters, surrounding white space not counted."""
+    """Leave out documents shorter than this many characters, surrounding white space not counted; conversations by what
+    their messages say, and prompts together with their completions."""
     block_size: Annotated[int, Field(ge=2, le=2**24)] = 512
     """Tokens in a block, the unit of a batch."""
     layout: Layout = "packed"

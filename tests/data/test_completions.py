@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from hfpatch.data import corpora
 from hfpatch.data.blocks import IGNORE
 from hfpatch.data.completions import Completions
 from hfpatch.data.load import load_splits
@@ -241,6 +242,22 @@ def test_templates_that_do_not_fit_are_one_clear_line(chat, tmp_path, monkeypatc
     assert "\n" not in str(caught.value)
     with pytest.raises(HfpatchError, match=r"data.chat_template: .*none.jinja cannot be read"):
         load_splits(data.model_copy(update={"chat_template": str(tmp_path / "none.jinja")}), chat)
+
+
+def test_characters_are_those_of_what_is_said(tmp_path):
+    call = {"role": "assistant", "tool_calls": [{"name": "f"}]}
+    parts = {"role": "assistant", "content": [{"type": "text", "text": "defg"}]}
+    for characters, row in (
+        (7, {"messages": [*turns(("user", " abc ")), parts]}),
+        (4, {"messages": [*turns(("user", "abc")), call]}),
+        (7, {"prompt": "abc", "completion": " defg"}),
+        (7, {"prompt": turns(("user", "abc")), "completion": turns(("assistant", "defg"))}),
+    ):
+        kind = "messages" if "messages" in row else "prompt_completion"
+        data = DataSettings(source=write_rows(tmp_path / "a.jsonl", [row]), format=kind, min_characters=characters)
+        assert len(list(corpora.documents(data))) == 1
+        with pytest.raises(HfpatchError, match=f"no document has {characters + 1} characters"):
+            list(corpora.documents(data.model_copy(update={"min_characters": characters + 1})))
 
 
 def test_a_template_that_no_row_needs_is_said(chat, tmp_path, recwarn):
