@@ -23,6 +23,7 @@ NORMED_AFTER_ROTATION = {  # attention classes that norm queries and keys after 
     "NanoChatAttention",
 }
 NORMED_WITH_HEADS_FIRST = {  # attention classes whose query norm reads (batch, heads, seq, size)
+    "Apertus1p5TextAttention",
     "ApertusAttention",
     "DeepseekV4Attention",
     "Exaone4Attention",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.sites.modules import features, has_module, submodule, unwrapped
+from hfpatch.sites.modules import features, has_module, linear_path, submodule, unwrapped
 
 TARGETS = ("query", "key", "value")
 
@@ -197,7 +197,8 @@ def head_counts(config: Any) -> tuple[int, int]:
 
 
 def whole(attention: nn.Module, path: str, *, source: str | None = None) -> Projection:
-    """Return the projection whose columns all belong to one target."""
+    """Return the projection whose columns all belong to one target, possibly in a module of its own."""
+    path = linear_path(attention, path) or path
     width = out_features(attention, path)
     return Projection(path, Columns(1, width, 0, width), source)
 

@@ -83,6 +83,14 @@ def require_matrix(module: nn.Module, at: str) -> None:
     )
 
 
+def linear_path(module: nn.Module, name: str) -> str | None:
+    """Return the path of a linear module called so, possibly in a module of its own; None if there is none."""
+    for path in (name, f"{name}.linear"):
+        if has_module(module, path) and is_linear(unwrapped(submodule(module, path, of=path))):
+            return path
+    return None
+
+
 def count_values(parameter: nn.Parameter) -> int:
     """Return how many values a parameter has; in 4 bits two share a byte."""
     state = getattr(parameter, "quant_state", None)

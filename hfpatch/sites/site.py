@@ -12,7 +12,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family
 from hfpatch.sites.heads import SHARED_NORM, QueryHeads, has_norm, query_heads
 from hfpatch.sites.layouts import Projections
-from hfpatch.sites.modules import features, linear_paths, submodule, unwrapped
+from hfpatch.sites.modules import features, linear_path, linear_paths, submodule, unwrapped
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,10 @@ def read_site(
     attention = submodule(block, paths[number], of=of)
     path = joined(at, paths[number])
     exit_path = path if family.exit is None else joined(at, family.exit)
-    if family.output is not None:
-        submodule(attention, family.output, of=of)
+    output = family.output
+    if output is not None:
+        submodule(attention, output, of=of)
+        output = linear_path(attention, output) or output
     projections = family.qkv(attention, config)
     if not projections:
         raise HfpatchError(f"{of}: the declared layout names no projection")
@@ -141,7 +143,7 @@ def read_site(
         hidden_size=features(reader)[0],
         projections=projections,
         heads=query_heads(attention, config, projections),
-        output_path=exit_path if family.output is None else joined(path, family.output),
+        output_path=exit_path if output is None else joined(path, output),
         exit_path=exit_path,
         exit=attention if family.exit is None else submodule(block, family.exit, of=of),
         exit_factor=factor,

@@ -21,7 +21,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family
 from hfpatch.sites.joining import Unclear, follow_branch, follow_input
 from hfpatch.sites.layouts import TARGETS, Layout, equal_parts, latent, separate
-from hfpatch.sites.modules import features, has_module, is_linear, submodule, unwrapped
+from hfpatch.sites.modules import features, has_module, is_linear, linear_path, submodule, unwrapped
 from hfpatch.sites.site import joined
 
 STRUCTURAL = "read from the structure"
@@ -192,12 +192,12 @@ def _form(module: nn.Module) -> Form | None:
     """Return how a module computes attention; None if it is none of a known form."""
     if not QUERIES & module._modules.keys():
         return None
-    output = next((path for name in OUTPUTS if (path := _linear(module, name))), None)
+    output = next((path for name in OUTPUTS if (path := linear_path(module, name))), None)
     if _is_latent(module) and output:
         query = "q_a_proj" if has_module(module, "q_a_proj") else "q_proj"  # that reads the hidden state
         return Form(latent, {"query": query}, output)
     for names in SEPARATE:
-        paths = [path for name in names if (path := _linear(module, name)) is not None]
+        paths = [path for name in names if (path := linear_path(module, name)) is not None]
         if len(paths) < len(names):
             continue
         query, key, value = paths
@@ -212,7 +212,7 @@ def _form(module: nn.Module) -> Form | None:
             unknown |= dict.fromkeys(TARGETS, f"{why}, so that some of them may be something else than the query")
         qkv = separate(query=query, key=key, value=value)
         return Form(qkv, dict(zip(TARGETS, (query, key, value), strict=True)), output, unknown)
-    for path in filter(None, (_linear(module, name) for name in FUSED)):
+    for path in filter(None, (linear_path(module, name) for name in FUSED)):
         inputs, columns = features(unwrapped(submodule(module, path, of=path)))
         mixed = inputs if output is None else features(unwrapped(submodule(module, output, of=output)))[0]
         if columns != 3 * mixed:
@@ -237,14 +237,6 @@ def _others_beside(module: nn.Module, names: tuple[str, ...]) -> dict[str, str]:
         if others:
             reasons[target] = f"{type(module).__name__} computes the {target} by {', '.join(others)}, too"
     return reasons
-
-
-def _linear(module: nn.Module, name: str) -> str | None:
-    """Return the path of a linear module called so, possibly in a module of its own."""
-    for path in (name, f"{name}.linear"):
-        if has_module(module, path) and is_linear(unwrapped(submodule(module, path, of=path))):
-            return path
-    return None
 
 
 def _is_latent(module: nn.Module) -> bool:

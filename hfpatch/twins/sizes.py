@@ -104,6 +104,14 @@ def correct(model_type: str, values: Values) -> None:
         case "dbrx":  # sizes of the attention in a configuration of its own
             values["attn_config"].kv_n_heads = HEADS // 2
             values["attn_config"].rope_theta = 10_000.0
+        case "dory":  # the layers in the middle run in a loop: those between the first and the last
+            values |= {
+                "num_hidden_layers": 4,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "n_input_layers": 1,
+                "n_recurrent_layers": 2,
+                "n_output_layers": 1,
+            }
         case "dots3_note" | "dots3_note_text" if "per_layer_config" in values:
             # some layers have fewer heads; the head size is that of the latent attention
             fewer = {"num_attention_heads": HEADS // 2, "num_key_value_heads": HEADS // 2}
@@ -125,6 +133,14 @@ def correct(model_type: str, values: Values) -> None:
             values |= {"attention_types": [[kinds, 1]], "num_layers": len(kinds)}
         case "hrm_text":  # the number of layers counts the slots of the cache: every pass through every layer
             values |= {"num_layers_per_stack": 1, "num_hidden_layers": values["H_cycles"] * (values["L_cycles"] + 1)}
+        case "inkling2_loop_text":  # the layers in the middle run in a loop: one of each kind inside and outside
+            values |= {
+                "num_hidden_layers": 5,
+                "layer_types": [*["hybrid_sliding", "hybrid"] * 2, "hybrid"],
+                "n_layers_per_attn_res_block": 2,
+                "loop_layer_index_start": 2,
+                "loop_layer_index_end": 4,
+            }
         case "longcat_flash":
             values["head_dim"] = SIZES["qk_rope_head_dim"]
         case "mamba2":
@@ -132,10 +148,19 @@ def correct(model_type: str, values: Values) -> None:
         case "recurrent_gemma":  # one turn of its pattern
             values["num_hidden_layers"] = 3
         case "reformer":  # positions factor in two axes, on which the hidden state is split
-            values |= {"axial_pos_embds_dim": [HIDDEN // 4, 3 * HIDDEN // 4], "axial_pos_shape": [8, 8]}
-            values |= {"local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8, "num_buckets": 4}
+            values |= {
+                "axial_pos_embds_dim": [HIDDEN // 4, 3 * HIDDEN // 4],
+                "axial_pos_shape": [8, 8],
+                "local_attn_chunk_length": 8,
+                "lsh_attn_chunk_length": 8,
+                "num_buckets": 4,
+            }
         case "zamba":  # the shared attention block needs two users, and a layer before it
-            values |= {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4}
-            values |= {"attention_head_dim": 2 * HIDDEN // HEADS, "attention_hidden_size": 2 * HIDDEN}
+            values |= {
+                "layers_block_type": ["linear_attention", "hybrid"] * 2,
+                "num_hidden_layers": 4,
+                "attention_head_dim": 2 * HIDDEN // HEADS,
+                "attention_hidden_size": 2 * HIDDEN,
+            }
         case "zaya":
             values["num_experts_per_tok"] = 1

@@ -61,6 +61,7 @@ OPTIONS = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE}},
     "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 8}},
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "dory": {"initializer_range": 0.2},  # it divides scales, to which the twin adds noise, by this
     "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
     "hunyuan_v1_dense": {"head_dim": 128},

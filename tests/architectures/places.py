@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
-from architectures.catalogue import model_type
+from architectures.catalogue import TYPES, model_type
 from architectures.columns import QUERY_COLUMNS, all_columns, rest_of, width_of
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -22,7 +22,9 @@ class Place:
     blocks: tuple[str, ...] = ("model.layers",)
     attention: tuple[str, ...] = ("self_attn",)
     kind: str = ""  # the class of an attention; in hybrids the others under the same name are something else
-    one_input: str = ""  # the class whose query, key and value read one x; others take no pre-projection
+    one_input: str = (
+        ""  # its class or its block's, whose query, key and value read one x; others take no pre-projection
+    )
     inputs: tuple[str | int, ...] = ("hidden_states",)  # the arguments that are x: keywords or positions
     query: str = "q_proj"  # from the attention
     output: str = "o_proj"  # from the attention: the last projection; "" is the attention itself
@@ -57,6 +59,12 @@ LATENT = replace(LLAMA, query="q_b_proj")
 MULTIPLIED = replace(LLAMA, factor=lambda config, block, index: config.residual_multiplier)
 STREAMS = {"content skip": "each residual stream receives its own, data-dependent multiple of the branch"}
 HYPER = {"refused": STREAMS, "stream": False}
+INSIDE = ".linear" if "inkling2_loop_text" in TYPES else ""  # since that type projections of Inkling 2 are in modules
+INKLING2 = replace(
+    LLAMA, one_input="Inkling2SlidingAttention", query=f"q_proj{INSIDE}", output=f"o_proj{INSIDE}",
+    exit="post_attention_convolution", residual="mlp_input", argument=1,
+    refused_in_some={"pre-projection": "in full attention query, key and value read different inputs"},
+)  # fmt: skip
 MAMBA_INPUT = {"content skip": "the branch feeds the Mamba layer's input and never joins the residual"}
 
 
@@ -83,7 +91,11 @@ PLACES = {
     **dict.fromkeys(["cohere", "cohere2", "cohere2_moe", "cohere_compass_text"], PARALLEL),
     "stablelm/parallel": PARALLEL,
     "phi": replace(PARALLEL, output="dense"),
-    **dict.fromkeys(["apertus"], replace(LLAMA, residual="feedforward_layernorm")),
+    **dict.fromkeys(["apertus", "apertus1p5_text"], replace(LLAMA, residual="feedforward_layernorm")),
+    "dory": replace(
+        LLAMA, inputs=(0,), residual="pre_feedforward_layernorm",
+        refused={"content skip": "the block moves the residual towards the branch, each feature by a share of its own"},
+    ),
     "vaultgemma": replace(LLAMA, residual="pre_feedforward_layernorm"),
     "modernbert-decoder": replace(LLAMA, attention=("attn",), output="Wo", residual="mlp_norm"),
     "moshi": replace(LLAMA, query="q_proj.linear", output="o_proj.linear"),
@@ -175,10 +187,10 @@ PLACES = {
         output="attention_out", residual="ffn.layernorm_before_ffn",
     ),
     "inkling_text": replace(LLAMA, exit="attn_sconv"),
-    "inkling2_text": replace(
-        LLAMA, one_input="Inkling2SlidingAttention", exit="post_attention_convolution", residual="mlp_input",
-        argument=1,
-        refused_in_some={"pre-projection": "in full attention query, key and value read different inputs"},
+    "inkling2_text": INKLING2,
+    "inkling2_loop_text": replace(
+        INKLING2, one_input="Inkling2LoopSlidingDecoderLayer",
+        refused_in_some={"pre-projection": "in full attention and in loops query, key and value read different inputs"},
     ),
     "jetmoe": replace(
         LLAMA, attention=("self_attention",), query="", output="",
@@ -211,15 +223,17 @@ HEADS = {"norm_reads": "heads"}
 SHARED_NORM = {"refused_in_some": {"query temperature": "one module norms queries and keys in layers with positions"}}
 NORMS = {
     **dict.fromkeys(
-        ["afmoe", "beam", "cohere/query_norm", "doge", "dots1", "flex_olmo", "flint", "gemma3n_text", "gemma4",
-         "gemma4_text", "gemma4_unified", "gemma4_unified_text", "inkling_text", "laguna", "lfm3", "mellum",
-         "minimax_m2", "minimax_m3_vl_text", "moss_transcribe_diarize", "olmo2", "olmo3", "olmo_hybrid", "olmoe",
-         "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen4_exp",
-         "qwen4_exp_text"],
+        ["afmoe", "beam", "cohere/query_norm", "doge", "dory", "dots1", "flex_olmo", "flint", "gemma3n_text", "gemma4",
+         "gemma4_text", "gemma4_unified", "gemma4_unified_text", "inkling_text", "laguna", "lara_mini", "lfm3",
+         "mellum", "minimax_m2", "minimax_m3_vl_text", "moss_transcribe_diarize", "olmo2", "olmo3", "olmo_hybrid",
+         "olmoe", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
+         "qwen4_exp", "qwen4_exp_text", "sarvam_moe"],
         Q_NORM,
     ),
     **dict.fromkeys(
-        ["apertus", "exaone4", "exaone_moe", "gemma3", "gemma3_text", "hy_v3", "kolibri1", "nanochat"], Q_NORM | HEADS
+        ["apertus", "apertus1p5_text", "exaone4", "exaone_moe", "gemma3", "gemma3_text", "hy_v3", "kolibri1",
+         "nanochat"],
+        Q_NORM | HEADS,
     ),
     **dict.fromkeys(["fuyu", "lfm2", "lfm2_moe", "persimmon"], Q_LAYERNORM),
     **dict.fromkeys(["phi/query_norm", "stablelm/query_norm"], Q_LAYERNORM | HEADS),
@@ -341,5 +355,5 @@ def _site(case, model, place, block_path, index, attention):
         has_output=isinstance(model.get_submodule(output), nn.Linear | Conv1D),
         norm=join(path, place.norm) if place.norm else "",
         shares_its_norm=hasattr(model.get_submodule(path), "qk_norm"),
-        has_one_input=place.one_input in ("", type(model.get_submodule(path)).__name__),
+        has_one_input=place.one_input in ("", type(model.get_submodule(path)).__name__, type(block).__name__),
     )

@@ -30,6 +30,7 @@ HEADS = {
     "granitemoehybrid": ({"logits_scaling": 8.0}, 1 / 8, None),
     "granitemoeshared": ({"logits_scaling": 8.0}, 1 / 8, None),
     "hyperclovax": ({"logits_scaling": 0.125}, 1 / 8, None),
+    "inkling2_loop_text": ({"final_logit_softcapping": 30.0}, 1, 30),
     "inkling2_text": ({"final_logit_softcapping": 30.0}, 1, 30),
     "inkling_text": ({"logits_mup_width_multiplier": 24.0}, 1 / 24, None),
     "minicpm3": ({"dim_model_base": 16}, 16 / 64, None),  # over the hidden size

@@ -51,14 +51,27 @@ FAMILIES = (
         qkv=separate(),
         output="o_proj",
     ),
+    # Dory: each block moves the residual stream towards its branch; those in the middle run in a loop
+    Family(
+        name="dory",
+        model_types=("dory",),
+        layers="layers",
+        attention="self_attn",
+        qkv=separate(),
+        output="o_proj",
+        refusals={
+            **dict.fromkeys(("content_skip", "branch"), "each feature of the branch is added by a share of its own"),
+            "earlier": "some blocks run several times in a forward pass, each time with a cache of its own",
+        },
+    ),
     # Moshi: each projection is a linear layer inside a module of its own
     Family(
         name="moshi",
         model_types=("moshi",),
         layers="layers",
         attention="self_attn",
-        qkv=separate(query="q_proj.linear", key="k_proj.linear", value="v_proj.linear"),
-        output="o_proj.linear",
+        qkv=separate(),
+        output="o_proj",
     ),
     # ProphetNet: the main stream and the n-gram streams are concatenated along the sequence
     Family(
