@@ -395,7 +395,7 @@ def export(
     Example: hfpatch export runs/quickstart/runs/pre_projection/seed-0/patch --out my-model
     """
     if gguf_file is not None and model is None:
-        raise HfpatchError(f"--gguf-file {gguf_file}: goes with --model, the repository or folder that it is in")
+        raise HfpatchError(f"--gguf-file {gguf_file}: needs --model, its repository or folder")
     quiet_libraries()
     from hfpatch.export import export_patch
 

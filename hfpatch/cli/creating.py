@@ -68,7 +68,7 @@ def new_method(
             raise HfpatchError(f"--place {key}: no place of a branch{nearest(key, PLACES)}; use {', '.join(PLACES)}")
     places = [key for key in PLACES if key in given]
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise HfpatchError(f"{name}: a name is made of small letters, digits and '_', such as output_gate")
+        raise HfpatchError(f"{name}: use lowercase letters, digits and '_', such as output_gate")
     cls = "".join(word.capitalize() for word in name.split("_"))  # OutputGate for output_gate
     if keyword.iskeyword(cls) or cls in _CLASSES:
         raise HfpatchError(f"{name}: its class {cls} would have a name that its files use; choose another name")

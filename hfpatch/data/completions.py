@@ -72,7 +72,7 @@ class Completions:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: DataSettings) -> None:
         if not tokenizer.is_fast:
             raise HfpatchError(
-                f"data.format={settings.format} needs to know which characters a token is from, which "
+                f"data.format={settings.format} needs the character offsets of tokens, which "
                 f"{type(tokenizer).__name__} does not tell; use a tokenizer with a tokenizer.json"
             )
         self.tokenizer = tokenizer
@@ -141,9 +141,9 @@ class Completions:
             after = render(messages[: index + 1])[0]
             if not (after.startswith(before) and text.startswith(after)):
                 raise HfpatchError(
-                    f"the chat template writes message {index + 1} of a conversation otherwise once others follow, or "
-                    "after another header, so where a reply is cannot be found; give one with {% generation %} around "
-                    f"replies as data.chat_template (the conversation begins {_short(messages)})"
+                    f"the chat template writes message {index + 1} of a conversation differently once other messages "
+                    "follow, or after another header, so replies cannot be located; give one with {% generation %} "
+                    f"around replies as data.chat_template (the conversation begins {_short(messages)})"
                 )
             turns.append((len(before), len(after)))
         return Example(text, turns, True, parts)

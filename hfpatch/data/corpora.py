@@ -61,7 +61,9 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     if settings.source.startswith("tinyworld/"):
         return _tinyworld(settings)
     if settings.is_token_file:
-        raise HfpatchError(f"data.source: {settings.source} is a token file, and text is needed here; use a text")
+        raise HfpatchError(
+            f"data.source: {settings.source} is a token file, but text is needed here; use a text source"
+        )
     path = Path(settings.source)
     is_local = path.exists() or glob.has_magic(settings.source)
     if is_local and (of_hub := settings.changed(("streaming", "config", "revision"))):

@@ -135,8 +135,8 @@ def _choose(
         kept = np.flatnonzero(inside & left & ~alike)
         if wanted and not len(kept):
             raise HfpatchError(
-                f"{key}: what is read of each chosen document of {source.source} after cutting is read of others, "
-                "too; use longer blocks (data.block_size), or score more tokens (data.scored_tokens)"
+                f"{key}: every chosen document of {source.source} equals others once it is cut; use longer blocks "
+                "(data.block_size), or score more tokens (data.scored_tokens)"
             )
         if out := int(inside.sum()) - len(kept):
             notes.append(
@@ -263,8 +263,8 @@ def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Itera
                 if not settings.append_eos and len(text.split()) < 2:
                     raise HfpatchError(
                         f"data.append_eos is false, and {settings.source} has a document of one word "
-                        f"({text.strip()!r}), which may be a single token and then cannot be held out; leave such out "
-                        "by data.min_characters, or set data.append_eos=true"
+                        f"({text.strip()!r}), which may be a single token and then cannot be held out; leave it out by "
+                        "data.min_characters, or set data.append_eos=true"
                     )
             nothing = np.zeros(len(digests), np.bool_)
             groups = None if settings.group is None else number_groups(names)

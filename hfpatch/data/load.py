@@ -350,7 +350,7 @@ def _measured(key: str, text: _Text, used: Sequence[tuple[_Text, Chosen]], uses:
         free = in_order(groups[good])
         if not len(free):
             raise HfpatchError(
-                f"{key}: no document of {settings.source} differs from all others in what is read of it after cutting; "
+                f"{key}: no document of {settings.source} differs from all others after cutting to blocks; "
                 "use longer blocks, or another text"
             )
         run, number = RUN if grouped is None else 1, min(settings.held_out, len(free))

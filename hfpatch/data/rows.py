@@ -131,7 +131,7 @@ class Rows:
         else:
             if templated and self.template != "{}":
                 raise HfpatchError(
-                    f"{where}: prompts are messages, which the chat template writes; leave prompt_template out"
+                    f"{where}: prompts are messages, formatted by the chat template; leave prompt_template out"
                 )
             read = _messages if templated else _text
             for key, value, name in zip(("prompt", "completion"), values, self.columns, strict=True):
@@ -154,7 +154,7 @@ class Rows:
         try:
             text = json.dumps(document, ensure_ascii=False)
         except (TypeError, ValueError) as error:
-            raise HfpatchError(f"{where}: a message is no JSON ({error}); correct or remove the row") from error
+            raise HfpatchError(f"{where}: a message is not valid JSON ({error}); correct or remove the row") from error
         return _valid(text, where, next(iter(document)))
 
 

@@ -185,7 +185,7 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
         )
     if len(tokens) > 1 and not chunks[0][1::2].any():
         raise HfpatchError(
-            f"{path}: every second {dtype.name} in it is 0, so its ids are wider; write them as {dtype.name}"
+            f"{path}: every second {dtype.name} in it is 0, so its ids use a wider type; write them as {dtype.name}"
         )
 
     # Documents of at least two tokens, between the places of the id that ends each. If it comes twice, as with a

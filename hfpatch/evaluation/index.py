@@ -85,7 +85,7 @@ def entries_of(name: str, added: AddedFolder) -> Index:
         everything = {**_everything(), **ours, **added.index}
         matches = sorted(fnmatch.filter(everything, name))
         if not matches:
-            raise HfpatchError(f"--tasks {name}: no task, group or tag is called like that")
+            raise HfpatchError(f"--tasks {name}: no task, group or tag has this name")
         return {**everything, name: None}
     for entries in (added.index, ours):
         if name in entries:

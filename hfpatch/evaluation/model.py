@@ -138,7 +138,7 @@ class HfpatchLM(HFLM):
             backend = "causal" if backend == "default" else backend
         super().__init__(pretrained, backend, device=device, softmax_dtype="float32", **options)
         if self.backend != "causal":
-            raise HfpatchError(f"{type(self.model).__name__} is no causal language model; hfpatch scores only those")
+            raise HfpatchError(f"{type(self.model).__name__} is not a causal language model; hfpatch scores no other")
         self._device = input_device(self.model)
         check_tokenizer(self.model, self.tokenizer)
 
@@ -262,7 +262,9 @@ class HfpatchLM(HFLM):
     def _score_texts(self, requests: Sequence[Any]) -> list[tuple[Score, int]]:
         """Return the score and the number of tokens of each continuation."""
         if self.enable_thinking:
-            raise HfpatchError("enable_thinking: a log-likelihood has no thoughts before it; use it to generate only")
+            raise HfpatchError(
+                "enable_thinking: log-likelihoods are scored without thinking; use it for generation only"
+            )
         self.prompts.add_texts(requests)
         encoded = list(self._encode([request.args for request in requests]))
         scores = self._loglikelihood_tokens(encoded, requests)

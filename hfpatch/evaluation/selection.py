@@ -72,7 +72,7 @@ def select(settings: EvaluationSettings, data_dir: Path | None = None) -> Select
         named = load_named(name, settings, data_dir)
         for task in named.tasks:
             if source.setdefault(task, name) != name:
-                raise HfpatchError(f"task {task}: is asked for by {source[task]!r} and {name!r}; leave one out")
+                raise HfpatchError(f"task {task}: is part of both {source[task]!r} and {name!r}; leave one out")
         tasks |= named.tasks
         groups |= named.groups
 

@@ -202,8 +202,8 @@ def _build(name: str, index: Mapping[str, Any], overrides: Mapping[str, dict[str
             function = metric.get("metric")
             if isinstance(function, str) and "aggregation" not in metric and get_metric_aggregation(function) is None:
                 raise HfpatchError(
-                    f"{where}: there is no metric {function!r} with a default aggregation; use one of lm-eval's, as "
-                    "'acc', or set its aggregation, such as 'mean'"
+                    f"{where}: there is no metric {function!r} with a default aggregation; use one of lm-eval's, such "
+                    "as 'acc', or set its aggregation, such as 'mean'"
                 ) from error
         raise HfpatchError(f"{where}: cannot be built ({reason})") from error
 

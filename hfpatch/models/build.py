@@ -39,12 +39,14 @@ def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: 
         name = next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
         if name is None:
             raise HfpatchError(
-                f"architecture.mlp_width: {config.model_type} has no key for the width of its MLP that hfpatch knows; "
-                "leave it out and write the configuration's own"
+                f"architecture.mlp_width: {config.model_type} has no MLP width that hfpatch recognises; leave it out "
+                "and set the configuration's own key"
             )
         width = round(settings.mlp_width * config.hidden_size)
         if width < 1:
-            raise HfpatchError(f"architecture.mlp_width: {settings.mlp_width} times d={config.hidden_size} is no width")
+            raise HfpatchError(
+                f"architecture.mlp_width: {settings.mlp_width} times d={config.hidden_size} is below 1; raise it"
+            )
         _set(config, name, width, "mlp_width")
     if settings.head_size is not None and hasattr(config, "head_dim"):
         _set(config, "head_dim", settings.head_size, "head_size")

@@ -86,7 +86,9 @@ def _hidden_activations(outline: Any, sites: Sequence[AttentionSite]) -> dict[st
         HfpatchError: if there is none, or it is too narrow.
     """
     if len(sites) < 2:
-        raise HfpatchError("architecture.query.source: mlp needs two blocks at least; the first one has none before it")
+        raise HfpatchError(
+            "architecture.query.source: mlp needs at least two blocks, as the first one has none before it"
+        )
     readers = {}
     for before, site in pairwise(sites):
         block = before.block_path

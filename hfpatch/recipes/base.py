@@ -61,9 +61,9 @@ class ModelSettings(Section):
         if self.load_in_8bit and self.load_in_4bit:
             raise ValueError("model.load_in_8bit and model.load_in_4bit are both on; choose one")
         if not self.load_in_4bit and (changed := self.changed(["bnb_4bit_quant_type", "bnb_4bit_use_double_quant"])):
-            raise ValueError(f"model.{changed[0]} is of 4-bit bases; set model.load_in_4bit, or leave it out")
+            raise ValueError(f"model.{changed[0]} applies to 4-bit bases; set model.load_in_4bit, or leave it out")
         if self.gguf_file is not None and not self.gguf_file.endswith(".gguf"):
-            raise ValueError(f"model.gguf_file is {self.gguf_file!r}, which is no .gguf file")
+            raise ValueError(f"model.gguf_file is {self.gguf_file!r}, which is not a .gguf file")
         if self.gguf_file is not None and self.name.endswith(".gguf"):
             raise ValueError(f"model.name {self.name} is a GGUF file already; leave model.gguf_file out")
         if self.full_name.endswith(".gguf") and (self.load_in_8bit or self.load_in_4bit):

@@ -78,7 +78,7 @@ def with_points(values: Mapping[str, Any]) -> dict[str, Any]:
     _check("budgets", shared or [])
     points = {name: _points(name, parts, shared or []) for name, parts in methods.items()}
     if not any(points.values()):
-        raise ValueError("budgets: no method leaves its size open; leave out the sizes that are to be found")
+        raise ValueError("budgets: every method has a size; leave out the sizes that budgets set")
     made: dict[str, Any] = {}
     for name, parts in methods.items():
         bare = [{key: value for key, value in part.items() if key != "budgets"} for part in parts]
@@ -113,7 +113,9 @@ def _points(name: str, parts: Parts, shared: Sequence[Budget]) -> dict[str, list
     named = [index for index, part in enumerate(parts) if "budgets" in part]
     sized = named or [index for index, part in enumerate(parts) if shared and has_open_size(part) is not False]
     if len(sized) > 1:
-        raise ValueError(f"methods.{name} has {len(sized)} parts that budgets could size; give all but one their sizes")
+        raise ValueError(
+            f"methods.{name} has {len(sized)} parts without a size; budgets set one, so give the others theirs"
+        )
     if not sized:
         return {}
     index, where = sized[0], f"methods.{name}.{sized[0]}"
@@ -122,7 +124,7 @@ def _points(name: str, parts: Parts, shared: Sequence[Budget]) -> dict[str, list
         _check(f"{where}.budgets", budgets)
     elif has_open_size(parts[index]) is None:
         raise ValueError(
-            f"{where}: whether {kind} has a size is not known before it is loaded"
+            f"{where}: hfpatch cannot tell whether {kind} has a size before loading it"
             f"{nearest(kind, [*SIZES, *NO_SIZE])}; add budgets: [...] to the part, or budgets: [] for its default size"
         )
     bare = {key: value for key, value in parts[index].items() if key != "budgets"}

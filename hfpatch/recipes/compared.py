@@ -103,4 +103,4 @@ class ComparedRecipe(NamedRecipe):
         measured = [*measures, *held_out, *texts, *tasks]
         if wrong := next((name for name in self.margin if name not in measured), None):
             more = f"{nearest(wrong, measured)}; there are {', '.join(measured)}"
-            raise HfpatchError(f"margin.{wrong} is of no task and no measure{more}")
+            raise HfpatchError(f"margin.{wrong} names no task and no measure{more}")

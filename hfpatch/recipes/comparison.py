@@ -79,7 +79,8 @@ class Recipe(ComparedRecipe):
         for scale in self.rewind:
             if not math.isfinite(scale) or scale <= 0 or scale == 1:
                 raise ValueError(
-                    f"rewind lists {scale:g}; list positive numbers beside 1, such as 0.5 (0 is the base, 1 the method)"
+                    f"rewind lists {scale:g}; list positive numbers other than 1, such as 0.5 (0 is the base, 1 the "
+                    "method)"
                 )
         check_once("rewind", self.rewind)
         for key, value, why in (

@@ -53,11 +53,9 @@ class DataSettings(TextSource):
     @model_validator(mode="after")
     def _no_contradiction(self) -> DataSettings:
         if len(self.mixture) == 1:
-            raise ValueError("data.mixture has one source; list two at least, or write it as data.source")
+            raise ValueError("data.mixture has one source; list two or more, or write it as data.source")
         if self.mixture and (changed := self.changed(_SOURCE)):
-            raise ValueError(
-                f"data.{changed[0]} is of a single text, and data.mixture has several; set it in each of them"
-            )
+            raise ValueError(f"data.{changed[0]} applies to one source; set it in each source of data.mixture")
         try:
             parts = self.parts() if self.mixture else []
         except ValidationError as error:
@@ -84,13 +82,13 @@ class DataSettings(TextSource):
         formats = {source.format for source in self.mixture or (self,)}
         if self.chat_template is not None and formats == {"text"}:
             raise ValueError(
-                "data.chat_template is of conversations (data.format=messages or prompt_completion), and data.format "
-                "is text; leave it out"
+                "data.chat_template applies to conversations (data.format=messages or prompt_completion), and "
+                "data.format is text; leave it out"
             )
         if not self.append_eos and formats == {"messages"}:
             raise ValueError(
-                "data.append_eos is of texts and completions, and conversations (data.format=messages) end as the chat "
-                "template says; leave it out"
+                "data.append_eos applies to texts and completions; the chat template ends conversations "
+                "(data.format=messages); leave it out"
             )
         if self.held_out and self.max_documents and self.held_out >= self.max_documents:
             raise ValueError(

@@ -18,7 +18,9 @@ def check_methods(methods: Mapping[str, Parts], baseline: str) -> None:
     check_names(*map(family_of, methods))
     for name, parts in methods.items():
         if name != family_of(name) and name != f"{family_of(name)}@{budget_of(parts)}":
-            raise HfpatchError(f"the name {name!r}: what follows @ is the budget in match, as @10k is of match: 10000")
+            raise HfpatchError(
+                f"the name {name!r}: the part after @ must be the budget in match, such as @10k for match: 10000"
+            )
     if baseline not in methods:
         hint = nearest(baseline, methods) or f"; add '{baseline}: []'"
         raise HfpatchError(f"baseline is {baseline!r}, which is not among methods{hint}")
@@ -51,7 +53,7 @@ def check_labels(labels: Mapping[str, str], methods: Mapping[str, Parts]) -> Non
     shown = {name: name for name in methods if name not in labels}
     for name, label in labels.items():
         if name not in methods:
-            raise HfpatchError(f"labels.{name} is of no method{nearest(name, methods)}")
+            raise HfpatchError(f"labels.{name} names no method{nearest(name, methods)}")
         if not label.strip() or not label.isprintable() or len(label) > _LONGEST_LABEL:
             raise HfpatchError(f"labels.{name} is {label!r}; must be a line of 1 to {_LONGEST_LABEL} characters")
         if label in shown:

@@ -31,7 +31,7 @@ class TokenizerSettings(Section):
     @model_validator(mode="after")
     def _exactly_one(self) -> TokenizerSettings:
         if (self.train_vocab_size is None) == (self.path is None):
-            raise ValueError("give train_vocab_size or path, and not both")
+            raise ValueError("give train_vocab_size or path, not both")
         return self
 
 
@@ -127,7 +127,7 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         """Refuse a variant of which a run, or a trial, is no recipe or sees other batches than those of all others."""
         given = self.variants[name].tuning or VariantTuning()
         if self.tuning is None and (given.learning_rates or given.grid):
-            raise ValueError(f"variants.{name}.tuning changes tuning, which the recipe has not; add it")
+            raise ValueError(f"variants.{name}.tuning changes tuning, but the recipe has no tuning; add it")
         try:
             tuning = self.tuning_of(name)
         except ValidationError as error:

@@ -84,7 +84,7 @@ def check_retention(
             raise HfpatchError(f"retention.texts.{name} becomes a file; use letters, digits, '_' and '-' only")
         if task_of(name) in tasks:
             raise HfpatchError(
-                f"retention.texts.{name} has its scores as {task_of(name)}, which is a task; give it another name"
+                f"retention.texts.{name} is scored as {task_of(name)}, the name of a task; give it another name"
             )
         if source.is_token_file:
             raise HfpatchError(

@@ -114,7 +114,7 @@ class TextSource(Section):
         split_parts(self.split)
         if self.source.startswith(EMBEDDED) and (changed := self.changed(("config", "revision", "streaming"))):
             raise ValueError(
-                f"data.{changed[0]} is of data sets of the hub, and {self.source} is embedded in hfpatch; leave it out"
+                f"data.{changed[0]} applies to hub data sets, and {self.source} is embedded in hfpatch; leave it out"
             )
         if self.source.startswith(EMBEDDED) and self.format == "text" and self.changed(COLUMNS["text"]):
             raise ValueError(f"data.text_column: {self.source} is embedded in hfpatch and has no columns; leave it out")
@@ -127,7 +127,8 @@ class TextSource(Section):
             of_format = (*columns, "prompt_template") if format_ == "prompt_completion" else columns
             if format_ != self.format and (idle := self.changed(of_format)):
                 raise ValueError(
-                    f"data.{idle[0]} is of data.format={format_}, and data.format is {self.format}; change one of them"
+                    f"data.{idle[0]} applies to data.format={format_}, and data.format is {self.format}; change one of "
+                    "them"
                 )
         if self.group is not None and self.group_beginning is not None:
             if self.format != "text":
@@ -137,7 +138,7 @@ class TextSource(Section):
             try:
                 re.compile(self.group_beginning)
             except re.error as error:
-                raise ValueError(f"data.group is {self.group!r}, no regular expression ({error})") from None
+                raise ValueError(f"data.group is {self.group!r}, not a regular expression ({error})") from None
         if self.prompt_template.count("{}") != 1:
             raise ValueError(
                 f"data.prompt_template is {self.prompt_template!r}; write {{}} once, where the prompt goes"

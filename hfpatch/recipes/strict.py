@@ -321,7 +321,7 @@ def put_override(values: dict[str, Any], override: str, model: type[BaseModel]) 
                 raise HfpatchError(f"{where}: {key!r} is not an index of a list of {len(container)} items{hint}")
             at = int(key)
         elif not isinstance(container, dict):
-            raise HfpatchError(f"{where}: {key!r} lies below a {_kind_of(container)}, which has no keys")
+            raise HfpatchError(f"{where}: {key!r} is below a {_kind_of(container)}, which has no keys")
         elif fields and container.get(key) is None:
             container[key] = {}
         elif key not in container and (not is_last or (is_free and value is None)):

@@ -61,7 +61,7 @@ class TuningSettings(Section):
         if len(rates) < 2:
             raise ValueError(
                 f"learning_rates lists {len(rates)} rate{'' if rates else 's'}, and tuning chooses between several; "
-                "list two at least, or set training.lr and leave tuning out"
+                "list two or more, or set training.lr and leave tuning out"
             )
         check_once("learning_rates", rates)
         if near := next((pair for pair in pairwise(rates) if pair[1] < _NEAR * pair[0]), None):
@@ -69,7 +69,7 @@ class TuningSettings(Section):
         for key, values in self.grid.items():
             if len(values) < 2:
                 count = f"{len(values)} value{'' if values else 's'}"
-                raise ValueError(f"grid.{key} has {count}; list two at least, or set {key} itself")
+                raise ValueError(f"grid.{key} has {count}; list two or more, or set {key} itself")
             for value in values:
                 if isinstance(value, dict | list) or (isinstance(value, str) and not _WORD.fullmatch(value)):
                     raise ValueError(f"grid.{key} contains {value!r}; use numbers, truth values, null or single words")
@@ -157,7 +157,7 @@ def check_tuning(
     """Refuse a contradiction with the rest of the recipe; ``methods`` are the trained ones."""
     if tokens := [part.source for part in data.parts() if part.is_token_file]:
         raise HfpatchError(
-            f"tuning takes documents away from a text, and data.source {tokens[0]} contains tokens; use the text"
+            f"tuning sets documents of a text aside, and data.source {tokens[0]} contains tokens; use the text"
         )
     if tuning.at != "every" and all(family_of(name) == name for name in methods):
         raise HfpatchError(f"tuning.at is {tuning.at}, and no trained method has budgets; leave it out, or add budgets")
@@ -225,6 +225,4 @@ def _check_key(key: str, tuning: TuningSettings, training: LoopSettings, methods
             f"tuning.grid: {key!r} must name a part of {owner} by its number ({last}) and an option of it"
         )
     if option in ("type", "match"):
-        raise HfpatchError(
-            f"tuning.grid: {key!r} makes another method of {owner}; tune options that leave its type and its size"
-        )
+        raise HfpatchError(f"tuning.grid: {key!r} changes the method {owner}; tune options that keep its type and size")

@@ -60,7 +60,7 @@ def compare(
     """
     if start_processes().num_processes > 1 and cuts_tensors():
         raise HfpatchError(
-            "compare evaluates a whole model on each process, which FSDP and DeepSpeed cut in pieces; launch with "
+            "compare evaluates a whole model on each process, but FSDP and DeepSpeed shard it; launch with "
             "plain DDP, or launch hfpatch train for each method, then compare --resume"
         )
     return run_session(TrainEvalSession(plan_runs(recipe, out), progress), resume=resume, engine=engine)

@@ -33,7 +33,7 @@ def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenize
     parts = recipe.data.parts()
     if unread := [part for part in parts if part.format != "text"]:
         raise HfpatchError(
-            f"tokenizer.train_vocab_size: data.format={unread[0].format} of {unread[0].source} is no plain text to "
+            f"tokenizer.train_vocab_size: data.format={unread[0].format} of {unread[0].source} is not plain text to "
             "train a tokenizer on; set tokenizer.path"
         )
     if tokens := [part for part in parts if part.is_token_file]:
@@ -111,7 +111,7 @@ def tokenize(
     trained = recipe.tokenizer.train_vocab_size is not None
     check_free(file)
     if trained and folder.exists():
-        raise HfpatchError(f"{folder}: is there already; delete it or choose another --out")
+        raise HfpatchError(f"{folder}: exists already; delete it or choose another --out")
     tokenizer = recipe_tokenizer(recipe)
     corpus = open_corpus(recipe.data, recipe.data_dir)
     texts = filtered_documents(corpus, recipe.data)

@@ -389,7 +389,7 @@ def _check_methods(recipe: Recipe, base: Base, methods: Mapping[str, Method]) ->
                 shown = point_name(values).replace(",", ", ")
                 raise HfpatchError(
                     f"tuning.grid: {shown} gives {name} {size.trainable:,} trained parameters in place of "
-                    f"{sizes[name].trainable:,}, so it would not match others; tune options that leave its size"
+                    f"{sizes[name].trainable:,}, so it would not match others; tune options that keep its size"
                 )
     return sizes
 

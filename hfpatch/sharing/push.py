@@ -47,9 +47,7 @@ def push(
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise HfpatchError(
-            f"{repo_id!r} is no name of a repository, such as user/name ({first_line(error)})"
-        ) from error
+        raise HfpatchError(f"{repo_id!r} is not a repository name, such as user/name ({first_line(error)})") from error
     shared = contents(folder, method=method, seed=seed, repo_id=repo_id)
     if dry_run:
         return Pushed(None, tuple(sorted(shared)))

@@ -318,7 +318,7 @@ def _require_hub(name: str, revision: str | None) -> None:
     """Refuse a revision of what is not on the hub, where it would have no effect."""
     if revision is not None and ((embedded := name.startswith(TINYWORLD)) or Path(name).exists()):
         kind = "embedded in hfpatch" if embedded else "local"
-        raise HfpatchError(f"revision {revision}: {name} is {kind}, and revisions are of the hub; leave it out")
+        raise HfpatchError(f"revision {revision}: {name} is {kind}, and only hub models have revisions; leave it out")
 
 
 def hash_weights(model: nn.Module) -> str:
@@ -484,7 +484,7 @@ def loading(what: str, *, gguf: bool = False) -> Iterator[None]:
     except kinds as error:
         if "trust_remote_code" in str(error):
             raise HfpatchError(
-                f"{what} brings its own code, which is not run unasked; read it, then give eval, inspect or check "
-                "--trust-remote-code (in a recipe: model.trust_remote_code=true)"
+                f"{what} contains code of its own, which hfpatch runs only on request; read it, then give eval, "
+                "inspect or check --trust-remote-code (in a recipe: model.trust_remote_code=true)"
             ) from error
         raise HfpatchError(f"{what} cannot be loaded: {first_line(error)} {advice}") from error

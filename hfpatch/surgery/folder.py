@@ -74,7 +74,7 @@ def save_patch(model: Any, directory: str | Path) -> Path:
     directory = Path(directory)
     if directory.is_dir() and any(directory.iterdir()):  # all of it is replaced
         if not (directory / MANIFEST).is_file():
-            raise HfpatchError(f"{directory}: contains files that are not of a patch; name another folder")
+            raise HfpatchError(f"{directory}: contains files of something other than a patch; name another folder")
         names = [Path(part.name) for part in read_manifest(directory / MANIFEST).adapters]
         ours = {Path(MANIFEST), Path(CARD), *(name / file for name in names for file in (CONFIG, TENSORS, CARD))}
         others = [path for path in sorted(directory.rglob("*")) if path.is_symlink() or not path.is_dir()]

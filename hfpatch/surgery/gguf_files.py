@@ -95,7 +95,8 @@ def find_gguf(name: str, revision: str | None = None) -> Path | None:
         return Path(str(cached_file(f"{owner}/{rest[0]}", rest[1], revision=revision)))
     except OSError as error:
         raise HfpatchError(
-            f"{name}: cannot be had from the hub: {first_line(error)} Check the name, the network and HF_HUB_OFFLINE"
+            f"{name}: cannot be downloaded from the hub: {first_line(error)} Check the name, the network and "
+            "HF_HUB_OFFLINE"
         ) from error
 
 
@@ -150,7 +151,9 @@ def read_gguf(path: Path) -> GgufFile:
     except HfpatchError:
         raise
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError, struct.error) as error:
-        raise HfpatchError(f"{path}: damaged, truncated or no GGUF file ({first_line(error)}); get it again") from error
+        raise HfpatchError(
+            f"{path}: damaged, truncated or not a GGUF file ({first_line(error)}); download it again"
+        ) from error
     quantization = _MOST.sub("", named) or max(by_kind, key=by_kind.__getitem__)
     return GgufFile(path, sha256_file(path), quantization, metadata, sizes)
 

@@ -240,7 +240,9 @@ def method_classes() -> dict[str, Any]:
 def _known(where: str, part: Part) -> Part:
     """Return a part whose type is one of :func:`method_classes`; ``package.module:Class`` is imported."""
     if not isinstance(part, Mapping) or "type" not in part:
-        raise HfpatchError(f"{where}: a part is a mapping with a 'type', as {{type: pre_projection}}; got {part!r}")
+        raise HfpatchError(
+            f"{where}: a part is a mapping with a 'type', such as {{type: pre_projection}}; got {part!r}"
+        )
     kind = part["type"]
     try:
         if isinstance(kind, str) and REFERENCE.fullmatch(kind):
@@ -250,7 +252,7 @@ def _known(where: str, part: Part) -> Part:
         raise HfpatchError(f"{where}.type: {error}") from error
     if str(kind) not in method_classes():
         raise HfpatchError(
-            f"{where}.type: {kind!r} is no method{nearest(str(kind), method_classes())}; one of your own is named "
+            f"{where}.type: {kind!r} is not a method{nearest(str(kind), method_classes())}; one of your own is named "
             "package.module:Class"
         )
     return part

@@ -62,7 +62,7 @@ def require_as_trained(model: nn.Module) -> None:
     require_unmerged(model)  # a patch names the base by its weights
     if is_scaled(model):
         raise HfpatchError(
-            "the patch is scaled, and a folder has it as it was trained; call hfpatch.scale_patch(model, 1) before, "
+            "the patch is scaled, but a folder stores it as trained; call hfpatch.scale_patch(model, 1) before, "
             "and hfpatch.load_patch(model, directory, scale=...) later"
         )
 

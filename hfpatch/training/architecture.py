@@ -38,7 +38,7 @@ def build_model(
     model_type = values.pop("model_type")
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         hint = nearest(str(model_type), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-        raise HfpatchError(f"architecture.model_type: {model_type} is no causal language model{hint}")
+        raise HfpatchError(f"architecture.model_type: {model_type} is not a causal language model{hint}")
     config_class = CONFIG_MAPPING[model_type]
     keys = [field.name for field in dataclasses.fields(config_class)] + list(config_class.attribute_map)
     for key in values:

@@ -186,7 +186,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         state = LoopState(**{**content["state"], "survival": survival})
         return Checkpoint(path, content["step"], state, dict(content["identity"]), content["resumable"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise HfpatchError(f"{path / _STATE}: damaged, as it is no state of a run ({error!r})") from error
+        raise HfpatchError(f"{path / _STATE}: damaged: not the state of a run ({error!r})") from error
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:

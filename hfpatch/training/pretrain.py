@@ -107,8 +107,8 @@ def scale_rates(settings: PretrainSettings, config: PreTrainedConfig) -> Pretrai
     width = inner_width(config)
     if width is None:
         raise HfpatchError(
-            f"training.lr_scaling: width needs the inner width of the MLP, and {config.model_type} has no key for it "
-            "that hfpatch knows; leave it out and set training.lr itself"
+            f"training.lr_scaling: width needs the inner width of the MLP, and {config.model_type} has no key that "
+            "hfpatch recognises; leave it out and set training.lr itself"
         )
     factor = 4 * config.hidden_size / width
     rates = {group: rate * factor for group, rate in settings.learning_rates.items()}

@@ -147,7 +147,9 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
     if settings.gradient_checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
         reads = any(isinstance(query.path.f, HiddenProjection) for query in query_paths_with_f(model))
         why = "its query reads another block's MLP" if reads else f"{model.config.model_type} does not support it"
-        raise HfpatchError(f"training.gradient_checkpointing: a block cannot be computed again, as {why}; leave it out")
+        raise HfpatchError(
+            f"training.gradient_checkpointing: a block cannot be recomputed, because {why}; leave it out"
+        )
 
 
 def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
@@ -174,7 +176,7 @@ def check_context(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBl
     if limit is not None and longest > limit:
         raise HfpatchError(
             f"blocks of {longest} tokens (data.block_size) are longer than the model's context of {limit} "
-            "(max_position_embeddings, n_positions); take shorter blocks or a model of a longer context"
+            "(max_position_embeddings, n_positions); use shorter blocks or a model with a longer context"
         )
 
 
@@ -204,7 +206,7 @@ def open_folder(run: Run, *, resume: bool) -> None:
     ):
         if len(set(values)) > 1:
             raise HfpatchError(
-                f"the processes see different things ({what}: {', '.join(sorted({str(value) for value in values}))}); "
+                f"the processes see different inputs ({what}: {', '.join(sorted({str(value) for value in values}))}); "
                 f"every machine must see the same {run.folder} and the same data"
             )
 

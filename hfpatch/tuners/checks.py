@@ -206,6 +206,6 @@ def _require_effect(site: AttentionSite, target: str, device: torch.device) -> N
     if (outputs[1] - outputs[0]).abs().max() < 0.01:
         method = type(outer).__module__.split(".")[-2]
         raise HfpatchError(
-            f"{site.path}.{path}: {method} does not call the projection that it adapts, so a changed {target} "
-            "would not act; leave this projection out of one of the two"
+            f"{site.path}.{path}: {method} does not call the projection that it adapts, so a changed {target} would "
+            "have no effect; leave this projection out of one of the two"
         )

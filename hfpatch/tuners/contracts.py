@@ -45,14 +45,14 @@ def require_registrable(cls: Any, spec: MethodSpec) -> None:
     """
     where = f"method {spec.name!r}"
     if not _NAME.fullmatch(spec.name):
-        raise HfpatchError(f"{where}: a name is made of small letters, digits and '_', such as output_gate")
+        raise HfpatchError(f"{where}: use lowercase letters, digits and '_', such as output_gate")
     if not (isinstance(cls, type) and issubclass(cls, MethodConfig) and "__dataclass_fields__" in vars(cls)):
         raise HfpatchError(f"{where}: {cls!r} is no dataclass below hfpatch.MethodConfig; put @dataclass under @method")
     if spec.prefix in spec.child:  # transformers takes the first match for the adapter's place
         raise HfpatchError(f"{where}: child={spec.child!r} must not contain the prefix {spec.prefix!r}")
     options = {field.name: field for field in dataclasses.fields(cls)}
     if spec.size is not None and spec.size not in options:
-        raise HfpatchError(f"{where}: size={spec.size!r} is none of its options")
+        raise HfpatchError(f"{where}: size={spec.size!r} is not one of its options")
 
     # Its options: no name may have another meaning, and every type can be checked and saved as JSON
     inherited = set(dir(MethodConfig)) | {field.name for field in dataclasses.fields(PeftConfig)} | {"spec"}
@@ -94,7 +94,9 @@ def require_registrable(cls: Any, spec: MethodSpec) -> None:
     for name, function in vars(cls).items():
         hint = "" if name in _ARGUMENTS else nearest(name, PLACES, cutoff=0.8)
         if hint and isinstance(function, types.FunctionType) and "parts" in inspect.signature(function).parameters:
-            raise HfpatchError(f"{where}: {name} is no place, so nothing calls it{hint}; a helper needs another name")
+            raise HfpatchError(
+                f"{where}: {name} is not a place, so nothing calls it{hint}; a helper needs another name"
+            )
 
 
 def checked(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:

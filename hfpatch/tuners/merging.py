@@ -218,7 +218,7 @@ class _Merge:
         weight: Any = module._parameters.get("weight")
         bias: Any = getattr(module, "bias", None)
         if type(weight) is not nn.Parameter or not weight.is_floating_point() or weight.dim() != 2:
-            why = "is no plain matrix (quantised, sharded or composed)"
+            why = "is not a plain matrix (quantised, sharded or composed)"
         elif weight.is_meta:
             why = "has no values here (offloaded)"
         elif self.uses[id(weight)] > 1:

@@ -62,8 +62,8 @@ class MethodModel(BaseTuner):
         require_usable(config, base)
         if config.task_type == "CAUSAL_LM" and not config.inference_mode and not hasattr(model, _GENERATES):
             raise HfpatchError(
-                f"task_type='CAUSAL_LM' is of models that generate, and {type(model).__name__} does not; give its own, "
-                "such as SEQ_CLS, or none"
+                f"task_type='CAUSAL_LM' applies to models that generate, and {type(model).__name__} does not; give its "
+                "own, such as SEQ_CLS, or none"
             )
         sites = changed_sites(model, config) if state_dict is None else _sites_in(state_dict, model, config)
         with torch.device("meta"):

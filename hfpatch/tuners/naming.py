@@ -32,7 +32,7 @@ def require_pattern(option: str, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise HfpatchError(f"{option}={pattern!r} is no regular expression: {error}") from error
+        raise HfpatchError(f"{option}={pattern!r} is not a regular expression: {error}") from error
 
 
 def shortest_names(model: nn.Module, sites: Sequence[AttentionSite], every: Sequence[AttentionSite]) -> set[str]:

@@ -156,7 +156,9 @@ def require_method(cls: object, where: str, *, name: str | None = None) -> type[
         HfpatchError: if it is not; the message begins with ``where``.
     """
     if not (isinstance(cls, type) and issubclass(cls, MethodConfig) and "spec" in vars(cls)):
-        raise HfpatchError(f"{where} is no method: put @hfpatch.method(...) on a dataclass below hfpatch.MethodConfig")
+        raise HfpatchError(
+            f"{where} is not a method: put @hfpatch.method(...) on a dataclass below hfpatch.MethodConfig"
+        )
     if name not in (None, cls.spec.name):
         raise HfpatchError(f"{where} must be called {cls.spec.name!r}, as its method is")
     return cls

@@ -90,8 +90,8 @@ def test_a_package_gets_its_entry_point():
 
 
 REFUSED = {
-    ("MyGate",): "MyGate: a name is made of small letters",
-    ("class",): "class: a name is made of small letters",
+    ("MyGate",): "MyGate: use lowercase letters",
+    ("class",): "class: use lowercase letters",
     ("none",): "none: its class None would have a name that its files use; choose another name",
     ("method_site",): "method_site: its class MethodSite would have a name that its files use",
     ("output_gate",): "output_gate: is a method already; choose another name",

@@ -97,7 +97,7 @@ def test_the_model_of_lm_eval_takes_its_own_spelling(here):
     ("arguments", "message"),
     [
         (["--model", "a", "--model", "b", "--gguf-file", "x.gguf"], "name the file of each model as"),
-        (["--model", ".", "--gguf-file", "x.txt"], "no .gguf file"),
+        (["--model", ".", "--gguf-file", "x.txt"], "not a .gguf file"),
         (["--model", NAME, "--gguf-file", "x.gguf"], "is a GGUF file already"),
         (["--model", NAME, "model.load_in_8bit=true"], "a GGUF file is dequantised"),
     ],

@@ -229,7 +229,7 @@ ASKED = turns(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d
     ("template", "message"),
     [
         (None, "the tokenizer has no chat template; give a file with one as data.chat_template"),
-        (FORGETFUL, r"writes message 2 .* otherwise once others follow.*\{% generation %\}"),
+        (FORGETFUL, r"writes message 2 .* differently once other messages follow.*\{% generation %\}"),
         ("{{ raise_exception('no system') }}", r"refuses a conversation \(no system\)"),
         ({"tool_use": PLAIN}, "several chat templates and no default"),
     ],

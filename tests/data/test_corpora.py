@@ -137,7 +137,7 @@ def test_slices_are_of_rows_whatever_is_left_out_of_them(tmp_path, kind):
         ("tinyworld/base", {"format": "messages"}, "data.format: tinyworld/base is plain text"),
         ("tinyworld/shiftd", {}, r"tinyworld/shiftd: no such text \(did you mean 'tinyworld/shifted'\?\)"),
         ("{tmp}/saved", {"text_column": "txt", "split": "test"}, r"no column 'txt' \(did you mean 'text'\?\)"),
-        ("a/b.bin", {"layout": "stream"}, "data.source: a/b.bin is a token file, and text is needed here; use a text"),
+        ("a/b.bin", {"layout": "stream"}, "data.source: a/b.bin is a token file, but text is needed here"),
         ("{tmp}/broken", {}, "cannot be read as a data set of save_to_disk .*; save it again"),
         ("{tmp}/missing.jsonl", {}, "missing.jsonl does not exist"),
         ("missing.txt", {}, "data.source: missing.txt does not exist"),

@@ -290,7 +290,7 @@ def test_a_file_of_another_tool_is_described_and_then_used(tmp_path, text_file, 
     ("ids", "dtype", "message"),
     [
         ([1, 2, 299, 300], "<u2", "read as uint16 it has the id 300, beyond the tokenizer's vocabulary of 300"),
-        ([1, 2, 299], "<u4", "every second uint16 in it is 0, so its ids are wider; write them as uint16"),
+        ([1, 2, 299], "<u4", "every second uint16 in it is 0, so its ids use a wider type; write them as uint16"),
         ([1, 2, 70000], "<u4", "read as uint16 it has the id 4464"),
         ([1, 2, 3], "u1", "has 3 bytes, no whole number of uint16 ids"),
         ([], "<u2", "is missing or empty"),

@@ -255,7 +255,7 @@ def shrunk(kind, tokenizer):
 def test_encoder_decoder_models_are_refused(tokenizer, support):
     with pytest.raises(HfpatchError, match="backend is seq2seq"):
         HfpatchLM(support.gpt2(), tokenizer=tokenizer, backend="seq2seq")
-    with pytest.raises(HfpatchError, match="BartForConditionalGeneration is no causal language model"):
+    with pytest.raises(HfpatchError, match="BartForConditionalGeneration is not a causal language model"):
         HfpatchLM(BartForConditionalGeneration(shrunk("bart", tokenizer)), tokenizer=tokenizer)
 
 

@@ -75,9 +75,9 @@ def test_tags_and_patterns_of_lm_eval_need_its_whole_index(folder, monkeypatch):
         ({"tasks": ("own_chioce",)}, r"unknown task 'own_chioce' \(did you mean 'own_choice'\?\)"),
         ({"tasks": ("own_grup",)}, r"unknown task 'own_grup' \(did you mean 'own_group'\?\)"),
         ({"tasks": ("own_wordd_in_context",)}, r"unknown task .* \(did you mean '.*' or 'own_word'\?\)"),
-        ({"tasks": ("own_group", "own_other")}, "task own_other: is asked for by 'own_group' and 'own_other'"),
+        ({"tasks": ("own_group", "own_other")}, "task own_other: is part of both 'own_group' and 'own_other'"),
         ({"tasks": ("own/choice.yaml",)}, r"--tasks own/choice.yaml: name the task as the file does, .*include_path"),
-        ({"tasks": ("ownn*",)}, r"ownn\*: no task, group or tag is called like that"),
+        ({"tasks": ("ownn*",)}, r"ownn\*: no task, group or tag has this name"),
         ({"tasks": ("own_word",), "gen_kwargs": {"top_p": 1}}, "gen_kwargs: none of the tasks generates text"),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_wrong_override_is_named(write, override, parts):
     message = refused(write(PLAIN), override)
     assert all(part in message for part in [override, *parts]), message
     flat = write(PLAIN.replace("training:\n  steps: 100", "training: 100"))
-    assert "'steps' lies below a number" in refused(flat, "training.steps=60")
+    assert "'steps' is below a number" in refused(flat, "training.steps=60")
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_label_is_what_reports_call_a_method(write):
 @pytest.mark.parametrize(
     ("label", "expected"),
     [
-        ("labels.lroa=LoRA", "labels.lroa is of no method (did you mean 'lora'?)"),
+        ("labels.lroa=LoRA", "labels.lroa names no method (did you mean 'lora'?)"),
         ("labels.lora=' '", "labels.lora is ' '; must be a line of 1 to 40 characters"),
         ("labels.lora=pre_projection", "labels.lora is 'pre_projection', which pre_projection is called too"),
         ("labels={lora: A, pre_projection: A}", "is 'A', which lora is called too; give each method its own"),

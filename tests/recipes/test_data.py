@@ -18,16 +18,19 @@ def test_bounds():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"config": "de"}, "data.config is of data sets of the hub, and tinyworld/shifted is embedded"),
-        ({"revision": "v2"}, "data.revision is of data sets of the hub"),
-        ({"streaming": True, "max_documents": 5}, "data.streaming is of data sets of the hub"),
+        ({"config": "de"}, "data.config applies to hub data sets, and tinyworld/shifted is embedded"),
+        ({"revision": "v2"}, "data.revision applies to hub data sets"),
+        ({"streaming": True, "max_documents": 5}, "data.streaming applies to hub data sets"),
         ({"text_column": "story"}, "data.text_column: tinyworld/shifted is embedded in hfpatch and has no columns"),
         ({"max_documents": 10**9}, "data.max_documents is 1000000000, and of tinyworld/shifted"),
-        ({"chat_template": "none.jinja"}, "data.chat_template is of conversations"),
-        ({"chat_template": "none.jinja", "source": "a.txt"}, "data.chat_template is of conversations"),
-        ({"chat_template": "none.jinja", "mixture": [{"source": "a"}, {"source": "b"}]}, "is of conversations"),
-        ({"mixture": [{"source": "a"}, {"source": "tinyworld/base", "config": "de"}]}, "data.config is of data sets"),
-        ({"append_eos": False, "source": "a.jsonl", "format": "messages"}, "data.append_eos is of texts"),
+        ({"chat_template": "none.jinja"}, "data.chat_template applies to conversations"),
+        ({"chat_template": "none.jinja", "source": "a.txt"}, "data.chat_template applies to conversations"),
+        ({"chat_template": "none.jinja", "mixture": [{"source": "a"}, {"source": "b"}]}, "applies to conversations"),
+        (
+            {"mixture": [{"source": "a"}, {"source": "tinyworld/base", "config": "de"}]},
+            "data.config applies to hub data sets",
+        ),
+        ({"append_eos": False, "source": "a.jsonl", "format": "messages"}, "data.append_eos applies to texts"),
     ],
 )
 def test_keys_without_an_effect_are_refused(settings, message):

@@ -61,10 +61,10 @@ def test_mistakes_are_one_clear_line(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mlp_width": 0.001}, "architecture.mlp_width: 0.001 times d=32 is no width"),
+        ({"mlp_width": 0.001}, "architecture.mlp_width: 0.001 times d=32 is below 1"),
         ({"head_size": 9, "query": {}}, "anchor: identity needs .*d_q=36 and d=32; set path: nonlinear with anchor: w"),
         ({"head_size": 9, "query": {"path": "identity"}}, "path: identity needs it as wide as the hidden state"),
-        ({"query": {"source": "mlp"}}, "mlp needs two blocks at least"),
+        ({"query": {"source": "mlp"}}, "mlp needs at least two blocks"),
         ({"qury": {}}, "architecture.qury: gpt2 has no such key"),
         ({"model_type": "mamba"}, "architecture.n_embd: mamba has no such key"),
     ],

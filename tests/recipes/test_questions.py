@@ -78,7 +78,7 @@ def test_margins_are_by_task_and_measure():
         ({"questions": {"keep": {"on": ["old"]}}}, "questions.keep.on names 'old'"),
         ({"questions": {"keep": {"on": ["wikitext", "wikitext"]}}}, "lists 'wikitext' twice"),
         ({"questions": {"keep": {"methods": ["baseline"]}}}, "not among the trained methods"),
-        ({"margin": {"nats_per_tokn": 0.1}}, "margin.nats_per_tokn is of no task and no measure"),
+        ({"margin": {"nats_per_tokn": 0.1}}, "margin.nats_per_tokn names no task and no measure"),
         ({"margin": {"wikitext": 0}}, "greater than 0"),
     ],
 )

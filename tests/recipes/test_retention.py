@@ -50,7 +50,7 @@ def test_texts_are_read_as_the_training_text_is():
         ({"retention": {"tasks": ["tinyworld_clozes"]}}, "retention.tasks names 'tinyworld_clozes'"),
         (
             {"evaluation": {"tasks": [task_of("a")]}, "retention": {"texts": {"a": {"source": "x.txt"}}}},
-            "retention.texts.a has its scores as retention_a, which is a task",
+            "retention.texts.a is scored as retention_a, the name of a task",
         ),
         ({"retention": {"documents": 10**9}}, "data.max_documents is 1000000000, and of tinyworld/base"),
         ({"retention": {"block_size": 10**9}}, "less than or equal to 16777216"),

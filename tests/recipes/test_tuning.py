@@ -47,7 +47,7 @@ BAD = [
     (grid("weight_decay: [0, 0.1]"), "is neither a key of training nor an option of a method"),
     (grid("training.weight_decy: [0, 0.1]"), r"training has no key 'weight_decy' \(did you mean 'weight_decay'\?\)"),
     (grid("training.weight_decay.lora: [0, 0.1]"), "training has no key 'weight_decay.lora'"),
-    (grid("training.weight_decay: [0.1]"), "has 1 value; list two at least, or set training.weight_decay itself"),
+    (grid("training.weight_decay: [0.1]"), "has 1 value; list two or more, or set training.weight_decay itself"),
     (grid("training.weight_decay: [0.1, 0.1]"), "lists 0.1 twice"),
     (grid("training.weight_decay: [0, -1]"), "tuning.grid: training.weight_decay is -1; must be greater"),
     (grid("training.betas: [[0.9, 0.99], [0.9, 0.999]]"), r"contains \[0.9, 0.99\]; use numbers"),
@@ -63,7 +63,7 @@ BAD = [
     (grid("methods.baseline.0.r: [1, 2]"), "names no method that is trained"),
     (grid("methods.lora.1.lora_alpha: [1, 2]"), r"must name a part of lora by its number \(0\)"),
     (grid("methods.lora.lora_alpha: [1, 2]"), "must name a part of lora by its number"),
-    (grid("methods.lora.0.type: [lora, ia3]"), "makes another method of lora"),
+    (grid("methods.lora.0.type: [lora, ia3]"), "changes the method lora"),
     (grid("methods.lora.0.lora_alpha: [1, 2]"), "gives lora 2 settings and pre_projection 1; every method must have"),
 ]
 

@@ -153,5 +153,5 @@ def test_nothing_is_left_where_a_mistake_is_found(tmp_path, monkeypatch):
     made.file.unlink()
     for ending in (".json", ".safetensors"):
         made.file.with_suffix(ending).unlink()
-    with pytest.raises(HfpatchError, match=r"tiny-tokenizer: is there already; delete it or choose another --out"):
+    with pytest.raises(HfpatchError, match=r"tiny-tokenizer: exists already; delete it or choose another --out"):
         tokenize(recipe(), tmp_path / "tiny.bin")

@@ -226,7 +226,7 @@ def test_a_dry_run_sends_nothing(capsys, run):
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
 @pytest.mark.parametrize("repo", ["not a name", "a/b/c", ""])
 def test_a_name_that_cannot_be_is_one_line(capsys, run, repo, options):
-    assert f"error: {repo!r} is no name of a repository" in refused(capsys, "push", run, "--to", repo, *options)
+    assert f"error: {repo!r} is not a repository name" in refused(capsys, "push", run, "--to", repo, *options)
 
 
 @pytest.mark.parametrize(

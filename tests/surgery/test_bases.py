@@ -126,7 +126,9 @@ def test_what_cannot_be_loaded(name, options, message, checkpoint, tmp_path):
 @pytest.mark.parametrize("name", ["tinyworld/gpt-neox", ""])
 def test_what_is_not_of_the_hub_has_no_revision(name, checkpoint):
     for load in (load_base, load_tokenizer, load_config):
-        with pytest.raises(HfpatchError, match=r"revision main: .* is (embedded in hfpatch|local), and revisions are"):
+        with pytest.raises(
+            HfpatchError, match=r"revision main: .* is (embedded in hfpatch|local), and only hub models have revisions"
+        ):
             load(name or str(checkpoint), revision="main")
 
 

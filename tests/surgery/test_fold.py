@@ -183,7 +183,7 @@ def as_it_is(model):
         (as_it_is, [LINEAR, OutputGateConfig()], "the output gate cannot be merged .*: the gate depends on the input"),
         (as_it_is, [LoReFTConfig(at="branch")], "o_proj has no bias"),
         (tied, [LINEAR], r"layers\.1\.self_attn\.[kv]_proj: the weight is tied to another parameter"),
-        (quantised, [LINEAR], r"v_proj: the weight is no plain matrix \(quantised, sharded or composed\)"),
+        (quantised, [LINEAR], r"v_proj: the weight is not a plain matrix \(quantised, sharded or composed\)"),
         (computed_otherwise, [LINEAR], "q_proj: the weight is not used as a matrix alone by Doubled"),
         (gated_beside, [LINEAR], "gate_proj may read the hidden state besides query, key and value"),
     ],

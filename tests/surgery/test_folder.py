@@ -167,7 +167,7 @@ def test_files_of_others_in_a_patch_are_not_removed(folder, tmp_path, name):
 
 def test_a_folder_that_is_no_patch_is_not_replaced(tmp_path):
     (tmp_path / "README.md").write_text("x")
-    with pytest.raises(HfpatchError, match="contains files that are not of a patch"):
+    with pytest.raises(HfpatchError, match="contains files of something other than a patch"):
         hfpatch.save_patch(patched(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     (tmp_path / "empty").mkdir()

@@ -85,7 +85,7 @@ def test_a_file_in_the_cache_of_the_hub(llama, tmp_path, monkeypatch):
         base = load_base(name, gguf_file=file)
         assert (base.name, base.revision) == (f"some/model-GGUF/{llama[0].name}", revision)
         assert base.model.name_or_path == base.name
-    with pytest.raises(HfpatchError, match=r"some/model-GGUF/other\.gguf: cannot be had from the hub"):
+    with pytest.raises(HfpatchError, match=r"some/model-GGUF/other\.gguf: cannot be downloaded from the hub"):
         load_base("some/model-GGUF", gguf_file="other.gguf")
 
 
@@ -117,7 +117,7 @@ def test_damage_anywhere_in_the_file_is_one_line(llama, tmp_path):
     wrong.append(file.read_bytes())
     for content in wrong:
         file.write_bytes(content)
-        with pytest.raises(HfpatchError, match=r"broken\.gguf: damaged, truncated or no GGUF file"):
+        with pytest.raises(HfpatchError, match=r"broken\.gguf: damaged, truncated or not a GGUF file"):
             load_base(str(file))
 
 

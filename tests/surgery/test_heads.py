@@ -119,6 +119,6 @@ def test_a_frozen_head_is_said_and_a_trained_one_is_not(caplog, monkeypatch):
 
 def test_a_classifier_is_no_causal_model():
     model = classifier()
-    with pytest.raises(HfpatchError, match=r"task_type='CAUSAL_LM' is of models that generate"):
+    with pytest.raises(HfpatchError, match=r"task_type='CAUSAL_LM' applies to models that generate"):
         get_peft_model(model, PreProjectionConfig(task_type="CAUSAL_LM"))
     assert not any("hfpatch" in name for name, _ in model.named_parameters())

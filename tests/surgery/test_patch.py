@@ -322,7 +322,7 @@ UNFIT = {
     **{
         f"no pattern in {next(reversed(options))}": (
             lambda m, options=options: LoraConfig(**{"target_modules": ["q_proj"], **options}),
-            rf"lora: {next(reversed(options))}='\(' is no regular expression: missing \)",
+            rf"lora: {next(reversed(options))}='\(' is not a regular expression: missing \)",
         )
         for options in (
             {"target_modules": "("},

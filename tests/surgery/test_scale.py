@@ -117,7 +117,7 @@ def test_a_saved_patch_is_the_one_that_was_trained(tmp_path):
     hfpatch.save_patch(model, tmp_path / "patch")
     half = logits_of(hfpatch.scale_patch(model, 0.5), tokens)
     for save in (partial(hfpatch.save_patch, model), model.save_pretrained):
-        with pytest.raises(hfpatch.HfpatchError, match="the patch is scaled, and a folder has it as it was trained"):
+        with pytest.raises(hfpatch.HfpatchError, match="the patch is scaled, but a folder stores it as trained"):
             save(tmp_path / "half")
         assert not (tmp_path / "half").exists()
     loaded = hfpatch.load_patch(make_model("llama"), tmp_path / "patch", scale=0.5)

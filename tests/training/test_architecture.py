@@ -33,9 +33,9 @@ def test_the_tokenizer_gives_the_vocabulary_and_a_larger_one_is_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt_neo_x"}, r"gpt_neo_x is no causal language model \(did you mean 'gpt_neox'\?\)"),
-        ({"model_type": None}, "None is no causal language model"),
-        ({"model_type": "vit"}, "vit is no causal language model"),
+        ({"model_type": "gpt_neo_x"}, r"gpt_neo_x is not a causal language model \(did you mean 'gpt_neox'\?\)"),
+        ({"model_type": None}, "None is not a causal language model"),
+        ({"model_type": "vit"}, "vit is not a causal language model"),
         ({"hiden_size": 3}, r"hiden_size: gpt_neox has no such key \(did you mean 'hidden_size'\?\)"),
         ({"hidden_size": 30}, "gpt_neox refuses it .*not divisible"),
         ({"hidden_size": "wide"}, "gpt_neox refuses it .*expected int"),

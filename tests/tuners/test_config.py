@@ -122,7 +122,7 @@ def test_numpys_numbers_in_a_config_of_peft_are_saved(tmp_path):
 def test_target_modules_name_whole_attentions(config, label):
     model = make_model("llama")
     for names in (["q_proj"], "all-linear", ["self_attn", "q_proj"], "(.*q_proj"):
-        message = rf"{label}: target_modules='(q_proj|all-linear)' names no attention .*|is no regular expression"
+        message = rf"{label}: target_modules='(q_proj|all-linear)' names no attention .*|is not a regular expression"
         with pytest.raises(HfpatchError, match=message):
             patch(model, config(target_modules=names))
         with pytest.raises(HfpatchError, match=message):

@@ -28,7 +28,7 @@ def _forgotten():
 
 
 AT_DEFINITION = {
-    "a name with capitals": ({"method": "Mine"}, "small letters, digits"),
+    "a name with capitals": ({"method": "Mine"}, "lowercase letters, digits"),
     "a name of PEFT": ({"method": "lora"}, "method 'lora' is peft.tuners.lora.config.LoraConfig already; choose"),
     "a name of hfpatch": ({"method": "output_gate"}, "hfpatch.methods.output_gate.OutputGateConfig already"),
     "a name of another's layer": ({"method": "scale"}, "method 'scale': its layer would be called 'hfpatch_scale', as"),
@@ -42,7 +42,7 @@ AT_DEFINITION = {
     "an InitVar": ({"annotations": {"inner": dataclasses.InitVar[int]}, "inner": 3}, "'inner' is an InitVar"),
     "a misspelt place": (
         {"valeu": lambda self, parts, v, x, site: v},
-        r"valeu is no place.* \(did you mean 'value'\?\)",
+        r"valeu is not a place.* \(did you mean 'value'\?\)",
     ),
     "an option of PEFT": ({"annotations": {"revision": str}, "revision": "a"}, "'revision', which means something"),
     "an option that is a key": ({"annotations": {"match": str}, "match": "a"}, "'match', which is a key of a recipe's"),

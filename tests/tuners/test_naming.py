@@ -50,8 +50,8 @@ def test_names_and_patterns_choose(options, layers):
         ({"layers_to_transform": [0], "layers_pattern": "h"}, r"\[0\] are not in layers_pattern='h', which no list"),
         ({"layers_to_transform": [7], "layers_pattern": "layers"}, "which has layers 0 to 3"),
         ({"layers_to_transform": [7]}, r"layers \[7\] do not exist"),
-        ({"exclude_modules": "(("}, "is no regular expression"),
-        ({"layers_to_transform": [0], "layers_pattern": "("}, r"layers_pattern='\(' is no regular expression"),
+        ({"exclude_modules": "(("}, "is not a regular expression"),
+        ({"layers_to_transform": [0], "layers_pattern": "("}, r"layers_pattern='\(' is not a regular expression"),
     ],
 )
 def test_what_names_nothing_is_refused_and_the_model_stays(options, message):

@@ -83,8 +83,8 @@ BROKEN = {
     "no such name": ("MISSING", METHOD, "cannot be loaded: AttributeError: .*no attribute 'MISSING'"),
     "an error": ("Gain", "raise OSError('two\\nlines')", "cannot be loaded: OSError: two lines"),
     "a package that is not there": ("Gain", "import no_such_package", "ModuleNotFoundError: No module named 'no_such"),
-    "no method": ("OTHER", METHOD, r"is no method: put @hfpatch.method\(...\) on a dataclass below"),
-    "not registered": ("Unregistered", METHOD, r"is no method: put @hfpatch.method"),
+    "no method": ("OTHER", METHOD, r"is not a method: put @hfpatch.method\(...\) on a dataclass below"),
+    "not registered": ("Unregistered", METHOD, r"is not a method: put @hfpatch.method"),
     "another name": ("Gain", METHOD.replace('"gain"', '"growth"'), "must be called 'growth', as its method is"),
     "a name of PEFT": ("Gain", METHOD.replace('"gain"', '"lora"'), "method 'lora' is peft.tuners.lora"),
 }  # fmt: skip
@@ -132,7 +132,7 @@ NAMED = {
     "their_method:Gain": r"no module 'their_method' in .* or among .* \(did you mean 'their_methods'\?\)",
     "their.methods:Gain": "no module 'their.methods' in",
     "their_methods:Gian": r"their_methods.py defines no 'Gian' \(did you mean 'Gain'\?\)",
-    "their_methods:OTHER": "their_methods:OTHER is no method: put @hfpatch.method",
+    "their_methods:OTHER": "their_methods:OTHER is not a method: put @hfpatch.method",
     "broken:Gain": r"broken:Gain: the module cannot be imported: SyntaxError: .*\(broken.py, line 1\)",
     "needs:Gain": r"needs:Gain: the module cannot be imported: ModuleNotFoundError: No module named 'absent'",
 }
