@@ -16,17 +16,17 @@ _ACTIONS = {
     "rewind": "rewound patches",
 }
 _DECIDES = (
-    "With the variances of an earlier run, or assumed ones, in 80 % of cases: the true difference that is found, and "
-    "the margin within which pairs that do not differ are found to be equivalent, or to be kept. Needed: what decides "
-    "such pairs within the recipe's margin in the shortest time, and the time of the pair's runs with it."
+    "In 80 % of cases, with the variances of an earlier run or assumed ones: the smallest true difference that is "
+    "detected, and the smallest margin within which equal methods are equivalent, or kept. Needed: the seeds and "
+    "documents that decide equal methods within the recipe's margin in the shortest time, and that time."
 )
 _CAPTION = (
-    "The true difference from the base that these documents and seeds find in 80 % of cases, for a method that changes "
-    "the base much, and for one that changes it little. After Holm: with a correction over all {} comparisons, if no "
-    "other is significant. %: of the metric's value."
+    "The smallest true difference from the base that these documents and seeds detect in 80 % of cases, for a method "
+    "that changes the base much, and for one that changes it little. After Holm: with a correction over all {} "
+    "comparisons, if no other is significant. %: of the metric's value."
 )
 _NEEDED = (
-    "Documents with the recipe's seeds, or seeds with the task's documents, that find it in 80 % of cases. Where the "
+    "Documents with the recipe's seeds, or seeds with the task's documents, that detect it in 80 % of cases. Where the "
     "recipe's seeds are enough, their number."
 )
 

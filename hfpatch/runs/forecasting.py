@@ -217,13 +217,13 @@ def _warnings(measured: Measured, seconds: float) -> list[str]:
     warnings, enough = list[str](), f"--seconds {math.ceil(measured.enough_s / 10) * 10} would be enough"
     if measured.taken_s > seconds + LATE_S:
         warnings.append(
-            f"Measuring took {measured.taken_s:.0f} s and not {seconds:g} s: this machine is slow or busy; the times "
-            "are those of a machine as busy as now."
+            f"Measuring took {measured.taken_s:.0f} s instead of {seconds:g} s, as this machine is slow or busy; the "
+            "times hold for a machine as busy as now."
         )
     if measured.estimated:
         warnings.append(
-            f"No time was left to measure {listed(measured.estimated)}: a task is taken to need the others' time a "
-            f"token, a method that of the slowest measured one; {enough}."
+            f"No time was left to measure {listed(measured.estimated)}: a task is assumed to take the others' time per "
+            f"token, a method the time of the slowest measured one; {enough}."
         )
     warnings += [f"{caution}." for caution in measured.setup.cautions]
     warnings += [f"{name} is left out: {reason}." for name, reason in measured.setup.left_out.items()]
@@ -234,11 +234,10 @@ def _warnings(measured: Measured, seconds: float) -> list[str]:
             warnings.append(f"{name} generates {asked.generated:,} texts, whose time is not estimated.")
         elif spread is None:
             warnings.append(
-                f"{name}: what differences it can show is not known: a document takes {document_s:.2g} s here; "
-                f"{enough}."
+                f"{name}: its detectable differences are unknown: a document takes {document_s:.2g} s here; {enough}."
             )
         elif spread.sd is None:
-            warnings.append(f"{name}: what differences of {spread.metric} it can show is not known: it is no mean.")
+            warnings.append(f"{name}: its detectable differences of {spread.metric} are unknown: it is not a mean.")
     return warnings
 
 
@@ -247,15 +246,15 @@ def _warnings_of(questions: Sequence[PlannedQuestion], measured: Measured, like:
     warnings = []
     unlike = dict.fromkeys(asked.task for asked in questions if asked.like is None)
     if like is not None and unlike:
-        warnings.append(
-            f"{like} has no pair with several seeds on {listed(list(unlike))}: no measured variance to go by there."
-        )
+        warnings.append(f"{like} has no pair with several seeds on {listed(list(unlike))}, so no measured variance.")
     unknown = dict.fromkeys(asked.task for asked in questions if asked.like is None and not asked.is_assumed)
     if unknown:
         why = "too few documents were scored"
         if isinstance(measured.setup, StudySetup):
             why = "there is no base whose documents vary; --like RUN takes the variances of an earlier study"
-        warnings.append(f"What the primary questions can decide on {listed(list(unknown))} is not known: {why}.")
+        warnings.append(
+            f"The differences that the primary questions can detect on {listed(list(unknown))} are unknown: {why}."
+        )
     for task in dict.fromkeys(asked.task for asked in questions):
         if (number := _documents_of(measured, task)) < FEWEST_DOCUMENTS:
             warnings.append(f"{task} has {number} documents; with fewer than {FEWEST_DOCUMENTS} nothing is tested.")
@@ -269,24 +268,24 @@ def _assumptions(measured: Measured, questions: Sequence[PlannedQuestion]) -> li
     setup, sentences = measured.setup, [measured.words, "Loading, hashing and saving are left out."]
     if not isinstance(setup, StudySetup):
         sentences[-1] += (
-            " A method is taken to be as fast as the largest of its kind, and to be slower or faster than the base by "
-            "the same factor on all tasks."
+            " A method is assumed to be as fast as the largest of its kind, and slower or faster than the base by the "
+            "same factor on all tasks."
         )
     if setup.held_out is not None:
-        sentences.append("The loss on held-out text takes a third of a step's time for each token.")
+        sentences.append("Held-out text takes a third of a step's time per token.")
     if not isinstance(setup, StudySetup) and setup.retained:
-        sentences.append("Text of retention takes two thirds: the base and the method read it.")
+        sentences.append("Retention text takes two thirds: the base and the method read it.")
     accuracies = {spread.accuracy for spread in measured.spreads.values() if spread.sd is not None}
     if accuracies:
         sentences.append(
-            "Differences are from the base, tested as compare does, before any correction. A document's score varies "
-            "under the base as on the scored sample."
+            "Differences are from the base, tested as compare does, before any correction. A document's score is "
+            "assumed to vary under the base as in the scored sample."
         )
     for accuracy in sorted(accuracies, reverse=True):
         changes = {change: by_kind[accuracy].text("it") for change, by_kind in ASSUMED.items()}
         clauses = [f"a method that changes the base {change} {text}" for change, text in changes.items()]
         name = "right and wrong answers" if accuracy else "likelihoods"
-        sentences.append(f"Of {name} it is assumed that {'; '.join(clauses)}: as on the quickstart.")
+        sentences.append(f"Assumed of {name}, as on the quickstart: {'; '.join(clauses)}.")
 
     others = {"gain": "the LoRA of its size", "keep": "the base"}
     scores = {"text": "losses on texts", "answers": "bits per byte of answers", "accuracy": "accuracies"}
@@ -297,8 +296,8 @@ def _assumptions(measured: Measured, questions: Sequence[PlannedQuestion]) -> li
             clauses.append(f"by {scores[kind]} a method {assumed.text(others[asked.question])}")
     if clauses:
         sentences.append(
-            "What the primary questions can decide is assumed, and may be wrong by a factor of two: documents vary "
-            "under the base as on a sample, and as in hfpatch's own comparisons "
+            "The table of primary questions rests on assumptions and may be wrong by a factor of two: documents vary "
+            "under the base as in a sample, and as in hfpatch's own comparisons "
             f"{'; '.join(dict.fromkeys(clauses))}. --like RUN takes the variances of an earlier comparison."
         )
     return sentences

@@ -184,7 +184,7 @@ def test_one_method_of_each_kind_is_measured_and_small_steps_run_whole(planned):
     assert planned.memory_bytes >= max(kind.evaluation_memory_bytes for kind in planned.kinds.values()) > 0
     assert {kind.step_share for kind in trained.values()} == {1.0}
     assert all(task.timed > 100 for task in planned.tasks.values())
-    assert planned.assumptions[0].startswith("Measured were ")
+    assert " were measured; " in planned.assumptions[0]
     assert "100% of a step" in planned.assumptions[0]
 
 
@@ -217,7 +217,7 @@ def test_what_takes_longer_than_asked_for_is_said_and_how_long_is_enough(monkeyp
     monkeypatch.setattr("hfpatch.runs.measuring.time.perf_counter", lambda: next(now))
     recipe = make_recipe(methods={name: METHODS[name] for name in ("baseline", "pre_projection")})
     planned = forecast(recipe, seconds=20)
-    assert re.match(r"Measuring took \d+ s and not 20 s: ", planned.warnings[0])
+    assert re.match(r"Measuring took \d+ s instead of 20 s, ", planned.warnings[0])
     assert {task.sampled for task in planned.tasks.values()} == {0}
     enough = {int(n) for warning in planned.warnings for n in re.findall(r"--seconds (\d+) would", warning)}
     monkeypatch.undo()
@@ -244,7 +244,7 @@ def test_what_no_time_is_left_for_is_estimated_and_said(monkeypatch):
     assert len(kinds) == 2
     assert len({kind.step_s for kind in kinds}) == 1
     assert all(name in untimed for name in ("tinyworld_text", list(planned.kinds)[-1]))
-    assert sum("what differences it can show is not known" in warning for warning in planned.warnings) == 2
+    assert sum("its detectable differences are unknown" in warning for warning in planned.warnings) == 2
     assert (planned.questions[0].task, planned.questions[0].difference) == ("held_out_text", None)
 
 
