@@ -17,6 +17,7 @@ from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretra
 from hfpatch.recipes.strict import flatten
 from hfpatch.recipes.tuning import tuning_seed
 from hfpatch.runs.locks import FOLDER as LOCKS
+from hfpatch.runs.locks import remove_abandoned
 from hfpatch.runs.records import ResultsHead
 from hfpatch.support.files import read_json, remove_leftovers, write_json, write_text
 
@@ -96,6 +97,7 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
             recipe's and ``resume`` is not set.
     """
     remove_leftovers(out)
+    remove_abandoned(out)
     check_path(out, "--out")
     if not (out / "recipe.yaml").is_file():
         if out.is_dir() and not _is_empty(out):

@@ -113,6 +113,17 @@ def remove_lost(out: Path, name: str, token: str) -> None:
             (out / FOLDER / name).unlink()
 
 
+def remove_abandoned(out: Path) -> None:
+    """Remove the locks of killed processes, also those that nobody takes again, as on work that is complete."""
+    for path in (out / FOLDER).glob("[!.]*"):
+        with suppress(HfpatchError):  # whoever takes one that cannot be read says so
+            holder = _read(path)
+            if holder is not None and _is_gone(path, holder):
+                _remove_stale(path, holder)
+    with suppress(OSError):  # others may hold theirs
+        (out / FOLDER).rmdir()
+
+
 def _take(path: Path, holder: Holder, deadline: float) -> None:
     while True:
         _make(path.parent)

@@ -18,7 +18,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs import locks
 from hfpatch.runs.folder import check_folder
-from hfpatch.runs.locks import FOLDER, STALE_S, UNREADABLE_S, hold, remove_lost
+from hfpatch.runs.locks import FOLDER, STALE_S, UNREADABLE_S, hold, new_holder, remove_lost
 
 LOCK = "lora@seed-0"
 HOLDER = """
@@ -193,6 +193,18 @@ def test_the_lock_of_a_process_that_was_lost_on_another_machine_is_removed(tmp_p
     with hold(tmp_path, [LOCK]):
         pass
     assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_command_removes_the_locks_of_killed_ones_also_on_work_that_is_complete(tmp_path):
+    (tmp_path / FOLDER).mkdir()
+    gone, names = {**new_holder(), "born": "0"}, [LOCK, f"{LOCK}.work", "skip@seed-0"]
+    for name, holder in zip(names, [gone, gone, new_holder()], strict=True):
+        (tmp_path / FOLDER / name).write_text(json.dumps(holder))
+    check_folder(tmp_path, Recipe.model_construct(), resume=True)
+    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == names[2:]
+    (tmp_path / FOLDER / names[2]).write_text(json.dumps(gone))
+    check_folder(tmp_path, Recipe.model_construct(), resume=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_whoever_waits_goes_on_when_the_lock_is_released(tmp_path):
