@@ -96,7 +96,7 @@ def train(
         if method in setup.left_out:
             raise HfpatchError(f"{method} is left out: {setup.left_out[method]}")
         for unit in plan.units:
-            session.complete(unit)
+            session.complete_alone(unit)
     trained = [unit.run.paths for unit in plan.units if unit.action == "train" and session.is_wanted(unit.run)]
     return [paths.patch for paths in trained if Trained.read(paths.training).diverged_step is None]
 

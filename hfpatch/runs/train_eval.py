@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +28,7 @@ from hfpatch.results.records import loss_of, write_values
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.folder import COSTS
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
+from hfpatch.runs.locks import STALE_S, hold
 from hfpatch.runs.plan import MEASURING, Plan, PlannedRun, Unit
 from hfpatch.runs.pretraining import StudySetup, set_up_study, train_model
 from hfpatch.runs.progress import Progress
@@ -136,6 +137,14 @@ class TrainEvalSession:
             return True
         before = max(seeds for seeds in training.looks if seeds <= run.seed)
         return any(look.seeds == before and run.variant in look.growing for look in Looks.of(self.plan.out))
+
+    def complete_alone(self, unit: Unit) -> bool:
+        """Complete a unit, after a worker of a killed command that has not ended yet; return whether it was due."""
+        is_due = self.is_due(unit)
+        takes = is_due and PartialState().is_main_process
+        with hold(self.plan.out, [unit.work_lock], wait_s=2 * STALE_S) if takes else nullcontext():
+            self.complete(unit)
+        return is_due
 
     def complete(self, unit: Unit) -> None:
         """Complete a unit; a run that is not needed has none."""

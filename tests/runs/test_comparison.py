@@ -5,8 +5,10 @@ import json
 import math
 import re
 import shutil
+import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,8 +33,9 @@ from hfpatch.reporting.terminal import print_document
 from hfpatch.results import load_results
 from hfpatch.results.identity import COMPUTED_WITH, OF_BASE, OF_TASK
 from hfpatch.results.records import read_values
-from hfpatch.runs import compare, pretrain, train
+from hfpatch.runs import Progress, compare, pretrain, train
 from hfpatch.runs.folder import changes
+from hfpatch.runs.locks import FOLDER, new_holder
 from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.session import open_runs
 from hfpatch.runs.train_eval import TrainEvalSession
@@ -739,3 +742,19 @@ def test_pretrain_writes_a_model_that_loads(tmp_path):
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     other = recipe.model_copy(update={"seed": 1})
     assert "seed is 0 there, 1 here" in refused(pretrain, other, stopped, resume=True)
+
+
+def test_a_training_waits_for_the_worker_of_a_killed_command(model_folder, tmp_path, monkeypatch):
+    lock, waited, starts = tmp_path / "out" / FOLDER / "lora@seed-0.work", [], []
+    lock.parent.mkdir(parents=True)
+    lock.write_text(json.dumps(new_holder()))
+
+    def sleep(seconds):
+        waited.append(seconds)
+        lock.unlink()
+
+    progress = Progress()
+    progress.started = lambda run, steps: starts.append(list(waited))
+    monkeypatch.setattr("hfpatch.runs.locks.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    train(small_recipe(model_folder), "lora", tmp_path / "out", progress=progress)
+    assert len(waited) == len(starts[0]) == 1

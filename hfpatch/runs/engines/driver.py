@@ -8,7 +8,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -21,7 +21,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.processes import Processes
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.work import OPEN, PAUSE_S, Job, pause
-from hfpatch.runs.locks import STALE_S, hold, new_holder, remove_lost
+from hfpatch.runs.locks import new_holder, remove_lost
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import Entry
 from hfpatch.runs.train_eval import TrainEvalSession
@@ -111,12 +111,7 @@ class Engine:
                 _Dispatch(session, self.workers, queues / uuid.uuid4().hex).run()
                 return
             for unit in plan.units:
-                due = session.is_due(unit)
-                # A worker of a driver that was killed may not have ended yet
-                waits = due and PartialState().is_main_process
-                with hold(plan.out, [unit.work_lock], wait_s=2 * STALE_S) if waits else nullcontext():
-                    session.complete(unit)
-                if due:
+                if session.complete_alone(unit):
                     session.record(unit)
         finally:
             shutil.rmtree(queues, ignore_errors=True)
