@@ -30,7 +30,6 @@ _logger = logging.getLogger(__name__)
 _LOGGED: set[str] = set()  # each message is logged once in a process
 _GENERATES = "prepare_inputs_for_generation"
 _HEADS = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice|Regression|Detection)$")
-_TRAIN_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")  # PEFT makes these heads trainable
 _INPUT_GRADIENTS = "_hfpatch_input_gradients"  # on the model, so that they can be taken back
 
 
@@ -293,11 +292,17 @@ def _remarks(
     if given is None and (others := left_out(model)):  # what is left out was not chosen
         reasons = "; ".join(f"{what}: {why}" for what, why in others.items())
         remarks.append((logging.WARNING, f"{label}: left out: {reasons}"))
-    if _HEADS.search(type(model).__name__) and config.task_type not in _TRAIN_HEADS:
-        body, kept = getattr(model, "base_model_prefix", ""), config.modules_to_save or ()
-        heads = [name for name, module in model.named_children() if name != body and [*module.parameters()]]
-        if frozen := [name for name in heads if name not in kept]:
-            advice = f"if it is random, train it: modules_to_save={heads}, or PEFT's task_type"
+    if _HEADS.search(type(model).__name__):
+        body, kept = getattr(model, "base_model_prefix", ""), tuple(config.modules_to_save or ())
+        heads = {name: head for name, head in model.named_children() if name != body and [*head.parameters()]}
+        # PEFT trains modules by the ends of their names; for a task type it adds names of heads, which some models lack
+        frozen = [
+            name
+            for name, head in heads.items()
+            if not any(path.endswith(kept) for path, _ in head.named_modules(prefix=name))
+        ]
+        if frozen:
+            advice = f"if it is random, train it: modules_to_save={[*heads]}"
             remarks.append((logging.WARNING, f"{label}: {', '.join(frozen)} stays frozen; {advice}"))
     return remarks
 

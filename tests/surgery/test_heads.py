@@ -12,8 +12,10 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     BertConfig,
+    DistilBertConfig,
     GPT2Config,
     LlamaConfig,
+    T5Config,
 )
 
 import hfpatch
@@ -93,9 +95,8 @@ def test_another_body_is_another_base(folder, tmp_path):
         hfpatch.load_patch(same_class, tmp_path / "patch")
 
 
-def classifier():
-    config = shrink(BertConfig())
-    return AutoModelForSequenceClassification.from_config(config)
+def classifier(kind=BertConfig):
+    return AutoModelForSequenceClassification.from_config(shrink(kind()))
 
 
 def warnings_of(caplog):
@@ -115,6 +116,25 @@ def test_a_frozen_head_is_said_and_a_trained_one_is_not(caplog, monkeypatch):
         model = get_peft_model(classifier(), PreProjectionConfig(**trains))
         assert not warnings_of(caplog)
         assert any("classifier" in name and p.requires_grad for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "inject", "options", "frozen"),
+    [
+        (BertConfig, hfpatch.patch, {}, "classifier"),  # PEFT's classes alone read a task type
+        (T5Config, get_peft_model, {}, "classification_head"),  # no name that they train
+        (DistilBertConfig, get_peft_model, {}, None),
+        (T5Config, get_peft_model, {"modules_to_save": ["classification_head.out_proj"]}, None),
+    ],
+)
+def test_a_head_that_a_task_type_does_not_train_is_said(kind, inject, options, frozen, caplog, monkeypatch):
+    monkeypatch.setattr(tuner, "_LOGGED", set())
+    caplog.set_level(logging.WARNING, logger=tuner.__name__)
+    model = inject(classifier(kind), PreProjectionConfig(task_type="SEQ_CLS", **options))
+    said = [line for line in warnings_of(caplog) if "stays frozen" in line]
+    assert [line.split(" stays")[0] for line in said] == ([f"pre-projection: {frozen}"] if frozen else [])
+    trained = [name for name, p in model.named_parameters() if p.requires_grad and "hfpatch" not in name]
+    assert bool(trained) == (frozen is None)
 
 
 def test_a_classifier_is_no_causal_model():
