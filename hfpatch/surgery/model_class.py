@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hfpatch.errors import HfpatchError
 from hfpatch.surgery.bases import load_base, load_config, loading, locate
+from hfpatch.tuners.model import TASK_HEAD
 
 _OPTIONAL = ("pooler", "masked_spec_embed", "mask_token")  # heads without one need none; for masked inputs in training
 
@@ -35,14 +35,15 @@ def other_class(kind: Any) -> Any | None:
 def load_model(name: str, **options: Any) -> Any:
     """Load a model of any kind as the class that it was saved as, in evaluation mode.
 
-    Weights that are not in its files are random, as transformers reports; they may be those of a new head only.
+    Weights that are not in its files are random, as transformers reports; they may be those of a new head only, such as
+    a classifier's.
 
     Args:
         name: as :func:`hfpatch.load_base` takes it.
         options: its options; those for quantisation and devices are for causal language models alone.
 
     Raises:
-        HfpatchError: as :func:`hfpatch.load_base`, and if weights below its head are not in its files.
+        HfpatchError: as :func:`hfpatch.load_base`, and if other weights are not in its files.
     """
     inside = f"/{options['gguf_file']}" if options.get("gguf_file") else ""
     source, gguf = locate(f"{name}{inside}", options.get("revision"))
@@ -54,20 +55,20 @@ def load_model(name: str, **options: Any) -> Any:
         dtype = getattr(torch, options.get("dtype", "float32"))
         revision = options.get("revision")
         model, report = kind.from_pretrained(source, dtype=dtype, revision=revision, output_loading_info=True)
-    if missing := sorted(name for name in report["missing_keys"] if not _is_new(model, name)):
+    if lost := _pretrained(model, report["missing_keys"]):
         raise HfpatchError(
-            f"{name} is no complete {kind.__name__}: {len(missing)} weights below its head, such as {missing[0]}, are "
-            "not in its files and would be random; save the whole model again"
+            f"{name} is no complete {kind.__name__}: {len(lost)} weights, such as {lost[0]}, are not in its files and "
+            "would be random; save the whole model again"
         )
     return model.eval()
 
 
-def _is_new(model: Any, name: str) -> bool:
-    """Return whether a weight that was not saved is of a head, or of a part that many models are saved without."""
-    if any(part in _OPTIONAL for part in name.split(".")):
-        return True
-    if model.base_model is not model:
-        return not name.startswith(f"{model.base_model_prefix}.")
-    first = name.partition(".")[0]  # its body is no module of its own, as in T5
-    has_head = AutoModel._model_mapping.get(type(model.config), None) is not type(model)
-    return has_head and type(getattr(model, first)) is nn.Linear
+def _pretrained(model: Any, missing: set[str]) -> list[str]:
+    """Return the weights among missing ones that are none of a task's new head, nor of a part that may be left out."""
+    names = sorted(name for name in missing if not any(part in _OPTIONAL for part in name.split(".")))
+    if not names or not TASK_HEAD.search(type(model).__name__):  # heads of language models and projections are trained
+        return names
+    with torch.device("meta"):
+        body = AutoModel.from_config(model.config).state_dict()
+    # Below the name that the body has in the model, if it has one: in T5 it is no module of its own
+    return [name for name in names if any(name.endswith(f".{key}") or name == key for key in body)]

@@ -29,7 +29,8 @@ _LARGE, _LARGE_SHARE = 10_000_000, 0.05  # from both on a size is a warning: a l
 _logger = logging.getLogger(__name__)
 _LOGGED: set[str] = set()  # each message is logged once in a process
 _GENERATES = "prepare_inputs_for_generation"
-_HEADS = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice|Regression|Detection)$")
+TASK_HEAD = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice|Regression|Detection)$")
+"""The names of classes whose head is of a task, and random until it is trained."""
 _INPUT_GRADIENTS = "_hfpatch_input_gradients"  # on the model, so that they can be taken back
 
 
@@ -292,7 +293,7 @@ def _remarks(
     if given is None and (others := left_out(model)):  # what is left out was not chosen
         reasons = "; ".join(f"{what}: {why}" for what, why in others.items())
         remarks.append((logging.WARNING, f"{label}: left out: {reasons}"))
-    if _HEADS.search(type(model).__name__):
+    if TASK_HEAD.search(type(model).__name__):
         body, kept = getattr(model, "base_model_prefix", ""), tuple(config.modules_to_save or ())
         heads = {name: head for name, head in model.named_children() if name != body and [*head.parameters()]}
         # PEFT trains modules by the ends of their names; for a task type it adds names of heads, which some models lack
