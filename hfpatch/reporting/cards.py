@@ -21,9 +21,10 @@ from hfpatch.reporting.numbers import (
     score,
     verdict_text,
 )
+from hfpatch.reporting.paths import cut_paths, paths_in
 from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.support.files import write_text
+from hfpatch.support.files import read_json, write_text
 from hfpatch.support.markup import block, escape
 from hfpatch.surgery.card import TAGS, Measured, base_licence, front, hub_id, patch_card, shown_base
 from hfpatch.surgery.manifest import MANIFEST, read_manifest
@@ -32,9 +33,10 @@ from hfpatch.surgery.manifest import MANIFEST, read_manifest
 def write_patch_cards(run_dir: Path, results: ComparisonResults) -> list[Path]:
     """Write the card of every saved patch of a run again, with its data and its results; return the cards.
 
-    A patch that is damaged keeps the card that it has.
+    Paths of this machine are cut down to names, as a patch is shared, also from a copy outside the run. A patch that is
+    damaged keeps the card that it has.
     """
-    written = []
+    written, paths = [], paths_in(read_json(run_dir / "results.json"))
     for name, seed in ((name, seed) for name, method in results.methods.items() for seed in method.runs):
         folder = run_dir / "runs" / name / f"seed-{seed}" / "patch"
         if "/" in name or not (folder / MANIFEST).is_file():
@@ -70,7 +72,7 @@ def write_patch_cards(run_dir: Path, results: ComparisonResults) -> list[Path]:
             results=rows,
             notes=results.warnings,
         )
-        card, path = patch_card(manifest.base, manifest.adapters, measured), folder / "README.md"
+        card, path = cut_paths(patch_card(manifest.base, manifest.adapters, measured), paths), folder / "README.md"
         if not path.is_file() or path.read_bytes() != card.encode("utf-8"):
             write_text(path, card)
         written.append(path)

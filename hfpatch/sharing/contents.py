@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from huggingface_hub import constants
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.reporting.cards import run_card
+from hfpatch.reporting.paths import VALUES, cut_paths, paths_in, without_paths
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.folder import load_results
-from hfpatch.sharing.paths import cut_paths, paths_in, without_paths
 from hfpatch.support.files import read_json
 from hfpatch.surgery.card import shown_base
 from hfpatch.surgery.manifest import read_manifest, refuse_a_run
@@ -39,8 +38,8 @@ def contents(
 
     Of a run: recipe, plan, results, report, figures, training curves and patches, with a card; not the checkpoints,
     and not the per-document records, which hold text of the data sets. Of a patch or an export: everything. A link that
-    leads out of the folder is left out, with a warning. Local paths in the report of a run and in the cards of its
-    patches, and that of a patch's base, are cut down to names. One method's patch has its scores beside it, as the hub
+    leads out of the folder is left out, with a warning. Local paths in the report of a run and that of a patch's base
+    are cut down to names. One method's patch has its scores beside it, as the hub
     reads them.
 
     Args:
@@ -57,8 +56,7 @@ def contents(
         if method is not None or seed is not None:
             raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
         if any((folder / name).is_file() for name in _MARKERS):
-            run = folder.resolve().parents[3:4]  # of a patch in RUN/runs/METHOD/seed-N/patch
-            return _tree(folder, folder, paths_in(run[0]) if run and (run[0] / "results.json").is_file() else [])
+            return _tree(folder, folder)
         refuse_a_run(folder)
         raise HfpatchError(f"{folder}: contains no finished run, patch or export; give a folder that hfpatch wrote")
 
@@ -69,7 +67,7 @@ def contents(
     if results.study is not None:
         model = folder / "runs" / results.study.baseline / f"seed-{results.seeds[0]}" / "model"
         raise HfpatchError(f"{folder}: holds a study, which has no patches; push one of its models, such as {model}")
-    paths = paths_in(folder)
+    paths = paths_in(*(read(folder / name) for name, read in VALUES.items() if (folder / name).is_file()))
     report = {name: without_paths(folder / name, paths) for name in _REPORT if _is_own(folder / name, folder)}
     figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if _is_own(path, folder)}
     shared: Contents = {**report, **figures}
@@ -79,10 +77,10 @@ def contents(
             raise HfpatchError(f"{folder}: no method {method!r}{hint}")
         number, patch = _saved_patch(folder, method, seed)
         scores = eval_results(results, method, number, repo_id) if repo_id is not None else {}
-        return {**shared, **_tree(patch, folder, paths), **scores}
+        return {**shared, **_tree(patch, folder), **scores}
     for patch in sorted((folder / "runs").glob("*/seed-*/patch")):
         curve = patch.parent / "metrics.jsonl"
-        files = {f"patch/{name}": file for name, file in _tree(patch, folder, paths).items()}
+        files = {f"patch/{name}": file for name, file in _tree(patch, folder).items()}
         files |= {"metrics.jsonl": curve} if _is_own(curve, folder) else {}
         shared |= {f"{patch.parent.relative_to(folder).as_posix()}/{name}": file for name, file in files.items()}
     return {**shared, "README.md": cut_paths(run_card(results), paths).encode()}
@@ -113,18 +111,18 @@ def _is_own(path: Path, root: Path) -> bool:
     return inside
 
 
-def _tree(folder: Path, root: Path, paths: Sequence[str]) -> Contents:
+def _tree(folder: Path, root: Path) -> Contents:
     """Return every file below a folder but hidden ones and compiled code, which holds paths of this machine.
 
     Links that lead out of ``root``, the folder that is shared, are left out. A file that names the base by a path of
-    this machine is changed to name its last part, and a card to have none of ``paths``.
+    this machine is changed to name its last part.
     """
     files: Contents = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
         if path.suffix == ".pyc" or not _is_own(path, root) or any(part.startswith(".") for part in relative.parts):
             continue
-        files[relative.as_posix()] = without_paths(path, paths) if paths and path.name == "README.md" else path
+        files[relative.as_posix()] = path
         if (keys := _BASE_NAMES.get(path.name)) is not None:
             value = read_json(path)
             if path.name == "patch.json":

@@ -16,18 +16,14 @@ from hfpatch.support.files import read_json
 from hfpatch.support.markup import escape as markdown
 from hfpatch.surgery.card import shown_base
 
-_VALUES = {"recipe.yaml": read_yaml, "plan.json": read_json, "results.json": read_json}
+VALUES = {"recipe.yaml": read_yaml, "plan.json": read_json, "results.json": read_json}
+"""The files of a run that name paths, and their readers."""
 _WITHIN = re.compile(r"(?:^|(?<=[\s='\"\[(,]))(?:/|~/|[A-Za-z]:\\)[^\s'\"\[\](),]*[\\/][^\s'\"\[\](),]+")
 """A path of two parts or more in a text, such as the command of a run; not that of a URL."""
 
 
-def paths_in(folder: Path) -> list[str]:
-    """Return the absolute paths that the recipe, the plan and the results of a run name, the longest first.
-
-    Raises:
-        HfpatchError: if one of these files cannot be read.
-    """
-    values = [read(folder / name) for name, read in _VALUES.items() if (folder / name).is_file()]
+def paths_in(*values: Any) -> list[str]:
+    """Return the absolute paths that texts in values of JSON name, the longest first."""
     paths: set[str] = set()
     for text in (text for value in values for text in _texts(value)):
         is_one = not re.search(r"\n|[:,] ", text) and len(Path(text).parts) > 2  # as a whole, with spaces in it
@@ -44,8 +40,8 @@ def without_paths(file: Path, paths: Sequence[str]) -> Path | bytes:
     """
     if file.suffix == ".safetensors":
         return file
-    if file.name in _VALUES:
-        value = _VALUES[file.name](file)
+    if file.name in VALUES:
+        value = VALUES[file.name](file)
         changed = _mapped(value, lambda text: cut_paths(text, paths))
         written = write_yaml(changed) if file.suffix == ".yaml" else json.dumps(changed, indent=1, ensure_ascii=False)
         return file if changed == value else written.encode()
