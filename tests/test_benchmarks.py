@@ -270,3 +270,13 @@ def test_the_checks_of_a_gpu_pass_on_a_cpu(tmp_path):
     assert rows["training tiny"]["trainable"]["pre_projection"] == 2 * (2 * 32 * 40 + 32 * 32)
     assert rows["scoring unknown arc_easy"]["failed"] == "KeyError: 'unknown'"
     assert "\nold\n" not in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("folder", ["evaluation", "training", "inference", "start"])
+def test_the_command_of_every_committed_file_takes_another_data_folder(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    table = runpy.run_path(str(BENCHMARKS / "table.py"))
+    for file in (BENCHMARKS.parent / "results" / folder).glob("*.json"):
+        if command := table["command_of"](json.loads(file.read_text(encoding="utf-8"))):
+            words = table["command_again"](command, Path("out"), "/copies")
+            assert [word for word in words if word.lower().split("/")[0] == "data"] == [], file.name
