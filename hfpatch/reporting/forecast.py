@@ -106,7 +106,7 @@ def _task_tables(forecast: Forecast) -> Iterator[Table]:
         able.append((Cell((name, f"{task.metric or 'no planned metric'}, {documents}")), base, *sizes))
     seeds = f"{len(forecast.seeds)} seed{'s' if len(forecast.seeds) > 1 else ''}"
     headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
-    caption = _CAPTION.format(count(forecast.comparisons))
+    caption = _CAPTION.format(count(forecast.comparisons)) if needed else ""  # no variance, no difference
     yield Table.of("tasks", f"What the tasks can show with {seeds}", headings, able, caption)
     if forecast.effect is not None and needed:
         headings = ("task", "documents (much)", "seeds (much)", "documents (little)", "seeds (little)")

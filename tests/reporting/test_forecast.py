@@ -2,6 +2,7 @@
 
 import pytest
 
+from hfpatch.reporting.document import Table
 from hfpatch.reporting.forecast import forecast_document
 from hfpatch.results.forecast import Forecast
 
@@ -17,10 +18,16 @@ from hfpatch.results.forecast import Forecast
 def test_what_a_margin_needs_is_said_where_a_variance_is_there_to_go_by(fields, needed):
     question = {"question": "gain", "method": "a", "other": "b", "task": "t", "seeds": 5, "margin": 0.02}
     planned = Forecast(
-        **{"name": "plan", "model": {"name": "m"}, "seeds": [0], "methods": {}, "tasks": {}, "work": {}},
-        **{"kinds": {"base": {"method": "base"}}, "comparisons": 1, "questions": [question | fields]},
+        **{"name": "plan", "model": {"name": "m"}, "seeds": [0], "methods": {}, "work": {}, "comparisons": 0},
+        **{
+            "kinds": {"base": {"method": "base"}},
+            "tasks": {"t": {"documents": 9, "requests": 9, "tokens": 99, "metric": "acc", "unit": "share"}},
+            "questions": [question | fields],
+        },
     )
-    (table,) = (block for block in forecast_document(planned).summary if getattr(block, "name", "") == "questions")
+    tables = {block.name: block for block in forecast_document(planned).summary if isinstance(block, Table)}
+    table = tables["questions"]
     (row,) = table.rows
     cells = dict(zip([column.name for column in table.columns], map(str, row.cells), strict=True))
     assert cells.get("needed", "–").startswith(needed)
+    assert tables["tasks"].caption == ""  # no variance was measured, so the table has no difference to explain
