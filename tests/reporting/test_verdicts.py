@@ -56,7 +56,19 @@ def drawn(seed):
             for task in tasks:
                 for metric in (BASES[task][0], *(["bits_per_byte", "margin"] if task in low_noise else [])):
                     raw["comparisons"].append(_random_comparison(rng, name, other, task, metric, seeds))
+    if seed % 2:  # each at an edge, so that nothing bounds what another rate is worth, or at a sure best
+        rates, trained = [0.001, 0.01, 0.1], [name for name in methods if name != "baseline"]
+        best = {name: rng.choice(rates) for name in trained}
+        given = [(name, rate, 1.0 if rate == best[name] else 1.0001) for name in trained for rate in rates]
+        trials = [{"method": name, "seed": 9, "values": {"lr": rate}, "loss": loss} for name, rate, loss in given]
+        chosen = {name: {"values": {"lr": rate}, "loss": 1.0, "trials": 3} for name, rate in best.items()}
+        raw["tuning"] = {"seed": 9, "steps": 5, "learning_rates": rates, "trials": trials, "chosen": chosen}
+        raw["tuning"]["text"] = {"documents": 4, "tokens": 60, "predicted_tokens": 56, "bytes": 200}
     return raw
+
+
+def said(outcome, tried):
+    return f"{outcome} at the rates tried" if tried in (True, "True", "true", "yes") else outcome
 
 
 def _random_comparison(rng, name, other, task, metric, seeds):
@@ -101,8 +113,12 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
     report = write_report(folder)
     page, text = report.html.read_text(), report.markdown.read_text()
     made = [row for row in read_csv(report.csv.read_text()) if row["outcome"]]
-    statements = [("load_results", (v.method, v.other, v.task), v.outcome) for v in results.verdicts]
-    statements += [("csv", (row["method"], row["other"], row["task"]), row["outcome"]) for row in made]
+    statements = [
+        ("load_results", (v.method, v.other, v.task), said(v.outcome, v.at_rates_tried)) for v in results.verdicts
+    ]
+    statements += [
+        ("csv", (row["method"], row["other"], row["task"]), said(row["outcome"], row["at_rates_tried"])) for row in made
+    ]
     pairs = {"html": html_rows(page, "differences") if made else []}
     pairs["markdown"] = markdown_rows(text, "## Paired differences") if made else []
     for source, lines in pairs.items():
@@ -110,10 +126,13 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
         statements += [(source, (*line[0], line[1][0]), " ".join(line[-1])) for line in decided]
         assert len(decided) == len(made)  # each pair and task once
     gains = [(entry, entry.axis.task) for entry in entries(results) if entry.axis.primary and entry.gain is not None]
-    statements += [("explorer", (entry.method, "baseline", task), entry.verdict) for entry, task in gains]
+    statements += [
+        ("explorer", (entry.method, "baseline", task), said(entry.verdict, "rates tried" in entry.text))
+        for entry, task in gains
+    ]
     write_json(folder / "results.json", results.to_json())  # as a run writes it
     again = load_results(folder)
-    statements += [("written", (v.method, v.other, v.task), v.outcome) for v in again.verdicts]
+    statements += [("written", (v.method, v.other, v.task), said(v.outcome, v.at_rates_tried)) for v in again.verdicts]
     first = results.first_task
     headline = markdown_rows(text, "## Answer") if "| method | gain" in text else []
     columns = [] if not headline else [cell.strip() for cell in text[text.index("| method | gain") :].split("|")[1:8]]
@@ -121,7 +140,7 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
         for name, cell in zip(columns, line, strict=False):
             if name.startswith("against ") and (outcome := re.match("better|worse|not decided|not tested", cell[0])):
                 control = control_for(results, line[0][0])
-                statements.append(("headline", (line[0][0], control, first), outcome[0]))
+                statements.append(("headline", (line[0][0], control, first), said(outcome[0], "‡" in cell[0])))
     renderings = {}  # (method, other, task) -> verdict -> the renderings that say it
     for source, key, verdict in statements:
         renderings.setdefault(key, {}).setdefault(
@@ -161,6 +180,7 @@ def _check_words(headline, columns, by_pair, results, first):
         rows = [row for (m, o, t), row in by_pair.items() if (m, o) == (line[0][0], "baseline") and t != first]
         for clause in line[index][0].split("; "):
             words, _, names = clause.partition(": ")
+            words = said(words.removesuffix("‡"), words.endswith("‡"))
             tasks = names.split(", ") if names else [row["task"] for row in rows]
             named = [row for row in rows if row["task"] in tasks]
             if words.startswith("alone "):
@@ -168,21 +188,26 @@ def _check_words(headline, columns, by_pair, results, first):
                     row["outcome"] == "not decided" and float(row["low"]) * float(row["high"]) > 0 for row in named
                 )
             elif words != "–":
-                assert {row["outcome"] for row in named} == {words}
-                assert names == "" or len(named) == sum(row["outcome"] == words for row in rows)
+                assert {said(row["outcome"], row["at_rates_tried"]) for row in named} == {words}
+                assert names == "" or len(named) == sum(
+                    said(row["outcome"], row["at_rates_tried"]) == words for row in rows
+                )
 
 
 def _check_sentences(text, by_pair, results):
     """Every sentence names pairs with its outcome, and every pair with LoRA that differs has one."""
     exploratory = re.findall(
-        r"- . \*\*Exploratory, (\S+): (better|worse) than (\S+)\*\* – (.*)\.", text.replace("\\", "")
+        r"- . \*\*Exploratory, (\S+) \((.*)\): (better|worse) than (\S+?)( at the rates tried)?\*\* – (.*)\.",
+        text.replace("\\", ""),
     )
     outcomes = {
-        (part.split(" ")[0], other, task): outcome
-        for task, outcome, other, rest in exploratory
+        (part.split(" ")[0], other, task): (said(outcome, bool(tried)), measure)
+        for task, measure, outcome, other, tried, rest in exploratory
         for part in rest.split(", ")
     }
-    for key, outcome in outcomes.items():
-        assert by_pair[key]["outcome"] == outcome
+    for key, (outcome, measure) in outcomes.items():
+        row = by_pair[key]
+        assert said(row["outcome"], row["at_rates_tried"]) == outcome
+        assert row["metric"].replace("_", " ") == measure
     differing = {key for key, row in by_pair.items() if row["outcome"] in ("better", "worse") and key[1] != "baseline"}
     assert {key for key in differing if by_pair[key]["question"] == "lora"} <= outcomes.keys()

@@ -14,6 +14,8 @@ from hfpatch.recipes.budgets import budget_in, family_of
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.reporting.comparison.forest import (
     ANOTHER,
+    AT_RATES_TRIED,
+    TRIED,
     against_controls,
     are_loras,
     asked,
@@ -57,10 +59,10 @@ _MOST_SIZES = 4  # of more pairs, a sentence has the range of their gains
 _MOST_LEFT_OUT = 3
 _FEW_SEEDS = 5
 _LONGEST_WHY = 40  # letters of a reason in a table; sentences have longer ones
-_EXPLORATORY, _TRIED, _SHARED = "†", "‡", "*"
+_EXPLORATORY, _SHARED = "†", "*"
 _FOOTNOTES = {
     _EXPLORATORY: "†: exploratory.",
-    _TRIED: "‡: at the rates tried.",
+    **AT_RATES_TRIED,
     _SHARED: "*: other programs used the machine meanwhile.",
 }
 _TONES: tuple[Tone, ...] = ("better", "worse", "same", "undecided", "not tested")
@@ -81,17 +83,20 @@ def lead(results: ComparisonResults) -> str:
         return "No pair was compared, so nothing is decided."
     loras = [verdict for verdict in verdicts if are_loras(results, [verdict.other])]
     verdicts = loras or verdicts  # a question may ask about controls, too
-    task, other = task_text(verdicts[0].task), others_text(results, verdicts)
+    measure = f"{task_text(verdicts[0].task)} ({metric_text(verdicts[0].metric)})"
+    other = others_text(results, verdicts)
     better, tones = [pair for pair in verdicts if pair.tone == "better"], {verdict.tone for verdict in verdicts}
     than = "what it is compared with" if other == ANOTHER else other
     if better:
-        sentence = f"On {task}, {_beaten(results, better, other)}."
+        sentence = f"On {measure}, {_beaten(results, better, other)}."
     elif tones == {"not tested"}:
-        sentence = f"On {task} nothing was tested{_why(verdicts)}."
+        sentence = f"On {measure} nothing was tested{_why(verdicts)}."
     elif tones == {"worse"} and len(verdicts) > 1:
-        sentence = f"On {task} every {results.noun} that was asked about is worse than {than}."
+        tried = [verdict.method for verdict in verdicts if verdict.at_rates_tried]
+        rates = f", {listed(tried)} at the rates tried" if tried else ""
+        sentence = f"On {measure} every {results.noun} that was asked about is worse than {than}{rates}."
     else:
-        sentence = f"On {task} no {results.noun} is shown to be better than {than}."
+        sentence = f"On {measure} no {results.noun} is shown to be better than {than}."
     gains = {
         name: gain.difference
         for name in results.others
@@ -152,7 +157,7 @@ def sentences(results: ComparisonResults) -> Findings:
             some = [pair for pair in others if pair.is_found or (pair.method, pair.other, pair.task) in asked_first]
         for question, task in dict.fromkeys((verdict.question, verdict.task) for verdict in some):
             group = [verdict for verdict in some if (verdict.question, verdict.task) == (question, task)]
-            items += _grouped(results, group, f"Exploratory, {task_text(task)}: ")
+            items += _grouped(results, group, "Exploratory, ")
     return Findings(tuple(items))
 
 
@@ -207,8 +212,12 @@ def _ends(gain: Change) -> str:
 
 
 def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str = "") -> Iterator[Finding]:
-    """Yield a sentence for each outcome of one question on one task: a few gains with their names, more as a range."""
-    keeps, task = verdicts[0].question == "keep", task_text(verdicts[0].task)
+    """Yield a sentence for each outcome of one question on one task: a few gains with their names, more as a range.
+
+    It begins with the task and its measure, or names the measure where the first sentence has the task.
+    """
+    keeps, measure = verdicts[0].question == "keep", metric_text(verdicts[0].metric)
+    task = f"{task_text(verdicts[0].task)} ({measure})"
     other = others_text(results, list(verdicts))
     for tone, tried in product(_TONES, (False, True)):
         group = [verdict for verdict in verdicts if verdict.tone == tone and bool(verdict.at_rates_tried) == tried]
@@ -220,9 +229,9 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
         than = {"better": "than", "worse": "than", "equivalent": "to"}.get(outcome, "against")
         subject = outcome if keeps or other == ANOTHER else f"{outcome} {than} {other}"
         subject += f"{first.within}{first.rates}"
-        if keeps:
-            subject = f"{task}: {subject}"
-        elif len(group) > _MOST_SIZES and other != ANOTHER and gains:
+        if not keeps and not role:
+            subject += f" in {measure}"
+        if not keeps and len(group) > _MOST_SIZES and other != ANOTHER and gains:
             mixed = min(gain.difference for gain in gains) < 0 < max(gain.difference for gain in gains)
             gains.sort(key=lambda gain: gain.difference if mixed else abs(gain.difference))
             subject += f", {' to '.join(dict.fromkeys(map(signed_size, (gains[0], gains[-1]))))}"
@@ -233,8 +242,8 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
             rest = names_text([verdict.method for verdict in group], results.others, results.noun)
         else:
             rest = ", ".join(_with_size(results, verdict, than if other == ANOTHER else "") for verdict in group)
-        subject = subject if keeps or role else subject[:1].upper() + subject[1:]
-        yield Finding(f"{role}{subject}", f"– {rest}.", tone)
+        subject = f"{role}{task}: {subject}" if keeps or role else subject[:1].upper() + subject[1:]
+        yield Finding(subject, f"– {rest}.", tone)
 
 
 def _with_size(results: ComparisonResults, verdict: Verdict, than: str) -> str:
@@ -380,7 +389,7 @@ def _against(results: ComparisonResults, name: str, task: str, control: str | No
     if verdict is None:
         return "is a LoRA" if pairs.is_lora(method.parts) else NOTHING
     gain = gain_of(results, verdict)
-    marks = _EXPLORATORY * (verdict.role != "primary") + _TRIED * bool(verdict.at_rates_tried)
+    marks = _EXPLORATORY * (verdict.role != "primary") + TRIED * bool(verdict.at_rates_tried)
     diverged = (
         f"{len(method.diverged)} of {len(method.runs)} seeds diverged" if method.diverged and not verdict.why else ""
     )
@@ -429,6 +438,7 @@ def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) ->
             )
             worse = (verdict.difference > 0) != verdict.higher_is_better
             words = f"alone {'worse' if worse else 'better'}" if alone else verdict.outcome.partition(" by ")[0]
+            words += TRIED * bool(verdict.at_rates_tried)
             by_words.setdefault(words, []).append(task_text(verdict.task).removeprefix("tinyworld_"))
         clauses = [f"{words}: {', '.join(names)}" for words, names in by_words.items() if words != "not decided"]
         if len(by_words) == 1 and not next(iter(by_words)).startswith("alone"):

@@ -11,7 +11,7 @@ from hfpatch.errors import listed
 from hfpatch.recipes.pairs import controls_of
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
-from hfpatch.reporting.numbers import NOTHING, Scale, decimal, metric_text, scale_of, verdict_text
+from hfpatch.reporting.numbers import NOTHING, Scale, decimal, metric_text, outcome_of, scale_of, verdict_text
 from hfpatch.results.comparison import ComparisonResults
 
 _HALF = 0.5
@@ -102,8 +102,9 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
             conclusion, tone = "none of these alone carries half of the effect", "mixed"
         else:
             conclusion = "whether a part alone carries most of the effect cannot be told"
-        measure = f"{where} ({metric_text(results.deciding[where].metric)})"
-        findings.append(Finding(name, f"gains on {measure}; {conclusion}.", tone))
+        gained, measure = results.verdict(name, where, results.baseline), metric_text(results.deciding[where].metric)
+        rates = outcome_of(gained).rates if gained is not None else ""
+        findings.append(Finding(name, f"gains on {where} ({measure}){rates}; {conclusion}.", tone))
     title = "Methods and their controls"
     table = Table("shares", title, tuple(columns), tuple(rows), caption=_CAPTION, heading=False).with_values()
     blocks = (Findings(tuple(findings)), Text(_RULE, "caption"), table)

@@ -44,6 +44,8 @@ _LOOKS: dict[Tone, tuple[str, str, str]] = {  # colour, marker and the face of t
     "not tested": (GREY, "x", GREY),
 }
 _LINE, _PLAIN, _CENTRE, _BAND = "─", "━", "│", "·"
+TRIED, AT_RATES_TRIED = "‡", {"‡": "‡: at the rates tried."}
+"""The mark of an outcome that another learning rate may turn, and its footnote."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class ForestRow:
     verdict: Verdict
     gain: Change
     plain: tuple[float, float]
+
+    @property
+    def tried(self) -> bool:
+        """Whether its outcome holds at the rates tried."""
+        return bool(self.verdict.at_rates_tried)
 
 
 @dataclass(frozen=True)
@@ -205,7 +212,7 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
     primary = [row for row in forest.rows if row.verdict.role == "primary"]
     exploratory = [row for row in forest.rows if row.verdict.role != "primary"]
     rows = [*primary, *([None] if primary and exploratory else []), *exploratory]
-    names = ["exploratory" if row is None else row.name for row in rows]
+    names = ["exploratory" if row is None else row.name + f" {TRIED}" * row.tried for row in rows]
     height = (1.15 if title else 0.9) + (_ROW if len(rows) <= _FEW_ROWS else _LOW_ROW) * len(rows)
     figure, (ax,) = plots.panels(1, columns=1, width=_WIDTH, height=height, title=shown if title else "")
     ax.set_xlim(forest.limits)
@@ -231,7 +238,10 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
             handles.append(Line2D([], [], label=WORDS.get(tone, tone), **look))
     if margin := margin_text(forest.rows[0].verdict, forest.rows[0].gain):
         handles.append(Patch(color=BAND, label=f"within {margin}"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, handletextpad=0.5, columnspacing=1.8)
+    if tried := any(row.tried for row in forest.rows):
+        handles.append(Line2D([], [], linestyle="none", label=AT_RATES_TRIED[TRIED].rstrip(".")))
+    columns = 3 if tried else 5  # the note is longer than the words
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, handletextpad=0.5, columnspacing=1.8)
     return figure
 
 

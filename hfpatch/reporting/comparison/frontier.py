@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from matplotlib.figure import Figure
@@ -14,6 +15,7 @@ from hfpatch.recipes.budgets import budget_in
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.answer import tone_of
+from hfpatch.reporting.comparison.forest import AT_RATES_TRIED, TRIED
 from hfpatch.reporting.numbers import (
     NOTHING,
     Change,
@@ -81,6 +83,8 @@ def sentence(results: ComparisonResults, line: FrontierLine) -> str:
         clauses.append(f"reaches {name}'s gain with {times_text(exchange.rate)} times its parameters [{low}, {high}]")
     if verdicts := against_reference(results, line):
         clauses.append(_where(results, name, verdicts, at_every=len(verdicts) == len(line.points) > 1))
+        if tried := [budget_in(one.method) or budget_in(one.other) for one in verdicts.values() if one.at_rates_tried]:
+            clauses[-1] += ", at the rates tried" + (f" at {listed(tried)}" if len(tried) < len(verdicts) else "")
     if exchange is not None and exchange.rate is None and exchange.bounds:
         clauses.append(f"needs {exchange.bounds} times {name}'s parameters for equal gain ({exchange.why})")
     elif exchange is not None and exchange.rate is None:
@@ -162,7 +166,11 @@ def budget_table(results: ComparisonResults) -> doc.Table:
             text = NOTHING if gain is None else signed(gain.difference, digits_for(gain))
             if gain is not None and not budget:
                 text += f" ({short_count(results.methods[line.points[0]].trainable)})"
-            cells.append(doc.Cell((text,), tested[point].tone) if point in tested else text)
+            if point in tested:
+                mark = f" {TRIED}" * bool(tested[point].at_rates_tried)
+                cells.append(doc.Cell((f"{text}{mark}",), tested[point].tone))
+            else:
+                cells.append(text)
         equal = line.exchange
         if line.method == frontier.reference:
             cells.append("1")
@@ -175,7 +183,8 @@ def budget_table(results: ComparisonResults) -> doc.Table:
     caption = f"Gains over the base on {task}, in {unit}."
     if (name := frontier.reference) is not None:
         caption += f" Marks: against {name} of that budget. For equal gain: times the parameters of {name} [95 %]."
-    return doc.Table("budgets", "Gain by budget", tuple(columns), tuple(table), caption, heading=False)
+    made = doc.Table("budgets", "Gain by budget", tuple(columns), tuple(table), heading=False)
+    return replace(made, caption=" ".join([caption, *made.notes(AT_RATES_TRIED)]))
 
 
 def _budgets(results: ComparisonResults, frontier: Frontier) -> dict[str, int]:

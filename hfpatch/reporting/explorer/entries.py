@@ -19,6 +19,7 @@ from hfpatch.reporting.numbers import (
     change_of,
     change_text,
     diverged_text,
+    outcome_of,
     scale_of,
     signed_size,
 )
@@ -120,9 +121,11 @@ def _compared(results: ComparisonResults) -> Iterator[Entry]:
             if compared is not None:
                 judged = results.verdict(name, task, compared.reference) if primary else None
                 higher = LOW_NOISE.get(metric, info.higher_is_better)
-                gain = _gain(change_of(results, judged or compared, plain=not primary), higher)
+                shown = judged or compared  # with looks the one that decided, which may have fewer seeds
+                gain = _gain(change_of(results, shown, plain=not primary), higher)
+                gain["text"] += outcome_of(judged).rates if judged else ""
                 verdict = judged.tone if judged else NO_VERDICT
-                yield Entry(axis, name, **gain, verdict=verdict, seeds=compared.seeds, **cost)
+                yield Entry(axis, name, **gain, verdict=verdict, seeds=shown.seeds, **cost)
             elif primary and method.all_diverged:
                 lost = diverged_text(method.diverged)
                 yield Entry(axis, name, text=lost, verdict="diverged", seeds=len(method.runs), **cost)

@@ -78,7 +78,7 @@ def test_a_primary_pair_has_one_sentence_with_its_numbers_and_what_would_decide_
 def test_outcomes_are_said_as_they_are(asked):
     better = asked(-2.0, 0.2)
     assert [tone for tone, _ in tones_and_sentences(better)] == ["better"]
-    assert lead(better).startswith(f"On {TEXT}, {SKIP} beats lora.")
+    assert lead(better).startswith(f"On {TEXT} (word perplexity), {SKIP} beats lora.")
     worse = asked(2.0, 0.2)
     assert [tone for tone, _ in tones_and_sentences(worse)] == ["worse"]
     assert "no method is shown to be better than lora" in lead(worse)
@@ -142,10 +142,10 @@ def test_what_is_kept_has_sentences_too_and_many_pairs_one_for_each_outcome(aske
     assert rows(results)[SKIP][f"keeps {CLOZE}"].startswith("kept")
     gain, kept, *_ = [finding.subject for finding in sentences(asked(2.0, 0.2, keep=[SKIP, "lora"] * 3)).items]
     assert gain == SKIP
-    assert kept.startswith(f"{CLOZE}: ")
+    assert kept.startswith(f"{CLOZE} (acc): ")
     raw["questions"] = [{"question": "gain", "pairs": [[SKIP, "lora"]] * 7, "on": [TEXT]}]
     (only,) = sentences(build(raw)).items
-    assert only.subject == "Worse than lora, −10.5 %"
+    assert only.subject == "Worse than lora in word perplexity, −10.5 %"
     assert only.rest == f"– {SKIP}."
 
 
@@ -162,7 +162,7 @@ def test_the_range_of_many_gains_holds_all_and_seeds_are_said_where_all_need_som
     assert {verdict.outcome for verdict in results.primary} == {"undecided"}
     assert None in needed  # no number of seeds finds a difference of 0.01
     (undecided,) = (finding for finding in sentences(results).items if finding.tone == "undecided")
-    assert undecided.subject == "Undecided against lora, −5.0 % to +4.0 %"
+    assert undecided.subject == "Undecided against lora in word perplexity, −5.0 % to +4.0 %"
 
 
 def test_what_was_not_tested_says_why_once_and_secondary_findings_follow(asked):
@@ -189,7 +189,7 @@ def test_of_many_pairs_that_were_not_tested_only_one_need_have_a_difference(aske
     raw["questions"][0]["pairs"] += [[f"m{i}", "lora"] for i in range(6)]
     raw["methods"] |= {f"m{i}": raw["methods"][SKIP] for i in range(6)}
     first, *_ = sentences(build(raw)).items
-    assert first.subject == "Not tested (too few documents, not compared) against lora, −2.63 %"
+    assert first.subject == "Not tested (too few documents, not compared) against lora in word perplexity, −2.63 %"
 
 
 def test_a_run_that_is_not_complete_says_so_once_and_what_its_looks_decided(asked, raw, build):
@@ -207,7 +207,7 @@ def test_a_run_that_is_not_complete_says_so_once_and_what_its_looks_decided(aske
     assert tones_and_sentences(results) == []
     assert {verdict.why for verdict in results.primary} == {"the run is not complete"}
     raw |= {"looks": [look], "training": raw["training"] | {"seeds": {"looks": [2, 3]}}}
-    assert lead(build(raw)) == f"On {TEXT}, {SKIP} beats lora."
+    assert lead(build(raw)) == f"On {TEXT} (bits per byte), {SKIP} beats lora."
     assert [tone for tone, _ in tones_and_sentences(build(raw))] == ["better"]
 
 

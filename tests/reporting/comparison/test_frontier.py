@@ -120,6 +120,27 @@ def test_only_budgets_that_were_tested_are_named():
     assert sentence(only, line_of(only, "ahead")).endswith("; is ahead of lora at 1k")
 
 
+@pytest.mark.parametrize(
+    ("tried", "ending"),
+    [
+        (["10k"], ", at the rates tried at 10k"),
+        (["1k", "10k", "100k"], ", at the rates tried"),
+        ([], "at every budget"),
+    ],
+)
+def test_the_budgets_at_which_only_the_rates_tried_decide_are_marked(tried, ending):
+    results = frontier_example()
+    joined = [
+        one.model_copy(update={"at_rates_tried": one.method in [f"ahead@{budget}" for budget in tried] or None})
+        for one in results.verdicts
+    ]
+    marked = results.model_copy(update={"joined": joined})
+    assert sentence(marked, line_of(marked, "ahead")).endswith(ending)
+    table = budget_table(marked)
+    assert [cell.endswith(" ‡") for cell in rows_of(table)["ahead"][:3]] == [name in tried for name in BUDGETS]
+    assert table.caption.endswith("‡: at the rates tried.") == bool(tried)
+
+
 def test_each_budget_has_the_verdict_against_the_lora_of_its_own():
     results = frontier_example()
     tested = against_reference(results, line_of(results, "ahead"))

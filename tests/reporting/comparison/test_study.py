@@ -27,7 +27,7 @@ def results():
 
 
 def test_the_first_screen_has_losses_the_outcome_against_the_baseline_and_sizes_without_embeddings(results):
-    assert lead(results) == "On held-out text, nonlinear beats linear at the rates tried."
+    assert lead(results) == "On held-out text (nats per token), nonlinear beats linear at the rates tried."
     assert [finding.tone for finding in sentences(results).items] == ["better", "worse"]
     table = headline_table(results)
     assert [column.name for column in table.columns] == [
@@ -145,7 +145,7 @@ def test_pairs_with_several_references_are_named(results):
     raw["questions"][0]["pairs"][1] = ["identity", "nonlinear"]
     raw["comparisons"].append(difference("identity", 0.2) | {"reference": "nonlinear"})
     results = ComparisonResults.model_validate(raw)
-    assert lead(results).startswith("On held-out text, nonlinear beats linear at the rates tried.")
+    assert lead(results).startswith("On held-out text (nats per token), nonlinear beats linear at the rates tried.")
     table = headline_table(results)
     outcomes = {name: cells[2] for name, cells in rows_of(table).items()}
     assert table.columns[3].name == "against"

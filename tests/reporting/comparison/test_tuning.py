@@ -46,6 +46,13 @@ def test_the_first_sentence_says_what_holds_at_the_rates_tried(tuned):
          f"{SKIP} beats lora and third beats lora at the rates tried."),
     ):  # fmt: skip
         assert f", {expected}" in lead(tuned.model_copy(update={"joined": verdicts, "methods": methods}))
+    worse = [
+        one.model_copy(update={"outcome": "worse", "method": name})
+        for one, name in zip(held, (SKIP, "third"), strict=True)
+    ]
+    assert "is worse than lora, third at the rates tried." in lead(
+        tuned.model_copy(update={"joined": worse, "methods": methods})
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,14 @@ def test_a_gain_is_better_above_zero_in_the_units_of_the_report(results):
     assert cloze.axis.documents == "400 documents"
 
 
+def test_an_entry_is_that_of_the_look_that_decided_and_says_what_holds_at_the_rates_tried(results):
+    decided = results.verdict(SKIP, CLOZE, "baseline").model_copy(update={"seeds": 1, "at_rates_tried": True})
+    joined = [decided if one.pair == decided.pair and one.task == CLOZE else one for one in results.verdicts]
+    entry = by_axis(results.model_copy(update={"joined": joined}))[SKIP, CLOZE, "acc"]
+    assert entry.seeds == 1
+    assert entry.text.endswith(" points at the rates tried")
+
+
 def test_what_is_missing_has_no_number_and_says_why(build, raw):
     lost = raw["methods"]["lora"]
     for seed, step in (("0", 7), ("1", 9)):
