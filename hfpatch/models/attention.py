@@ -13,17 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hfpatch.nn.attention import causal_attention
+from hfpatch.nn.attention import bf16_attention, causal_attention
 from hfpatch.nn.functions import autocast_dtype
 from hfpatch.support.cpu import active_library
 
 _SDPA = "sdpa"
 _SHORTEST, _SHORTEST_ALONE = 256, 512
 """Tokens from which on blocks are faster than torch's kernel: where heads share keys, and where they do not."""
+_FEWEST_LOGITS = 1 << 16
+"""Logits from which on products in bf16 are faster than torch's kernel, for all heads and rows together."""
 _HAS_AMX = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
 _SHORTEST_WITH_AMX = 256
 """Tokens from which on the gradients of torch's bf16 kernel are as fast as those in fp32, with AMX."""
 _Attention = Callable[..., tuple[Tensor, Tensor | None]]
+_Layout = tuple[list[list[int]], int | None] | Tensor | None
+"""What `read_mask` gives of a mask, or else `mask_to_add`."""
 
 _lock = threading.Lock()
 _users = 0
@@ -43,6 +47,10 @@ def fast_attention() -> Iterator[None]:
     faster, that takes two fifths, and the bf16 kernel computes longer rows and rows without gradients. Longer rows in
     fp32 are computed in blocks by the faster library, where `hfpatch.fast_matmul` found one: torch's kernel computes
     whole squares of up to 512 keys and its products with MKL. Values agree to rounding.
+
+    A model in evaluation mode whose products `hfpatch.fast_matmul` computes in bf16 has them so in attention too: of a
+    batch of 500 tokens, and of trees of endings (see `mask_to_add`), that takes half of the time of torch's kernels.
+    With AMX it was not measured, and torch's bf16 kernel computes.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # imports scipy
 
@@ -85,6 +93,22 @@ def read_mask(mask: Tensor) -> tuple[list[list[int]], int | None] | None:
     return lengths, window if window < max(map(max, lengths)) else None
 
 
+def mask_to_add(mask: Tensor) -> Tensor | None:
+    """Return what to add to logits for a mask under which each query reads its own key and none after it, as in a tree.
+
+    Args:
+        mask: (batch, 1, seq, seq), True where a query (a row) reads a key (a column).
+
+    Returns:
+        0 or -inf of the same shape in fp32; None for any other mask.
+    """
+    if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[2] != mask.shape[3]:
+        return None
+    if not mask.diagonal(dim1=2, dim2=3).all() or mask.triu(1).any():
+        return None
+    return torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+
+
 def _attend(
     stock: _Attention,
     is_sdpa: bool,
@@ -94,26 +118,37 @@ def _attend(
     value: Tensor,
     mask: Tensor | None,
     window: int | None,
+    added: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """Attention under a mask that is causal within the window, or any mask without one."""
-    dtype = autocast_dtype("cpu") or query.dtype
-    in_fp32 = dtype == torch.float32
-    if dtype == torch.bfloat16:
-        trains = torch.is_grad_enabled() and query.requires_grad
-        in_fp32 = not _HAS_AMX or (trains and query.shape[2] < _SHORTEST_WITH_AMX)
-    # rows without a mask that are causal, with nothing that a model may add to their logits
+    """Attention under any mask, one that is causal within the window, or one that reads as ``added`` to the logits."""
+    autocast = autocast_dtype("cpu")
+    dtype = autocast or query.dtype
+    trains = torch.is_grad_enabled() and any(states.requires_grad for states in (query, key, value))
+    # with nothing but the mask that a model may add to the logits
     is_causal = options.get("is_causal")
     is_known = (
-        (mask is None or window is not None)
+        is_sdpa
         and not torch.compiler.is_compiling()
         and query.device.type == "cpu"
         and query.shape[2] == key.shape[2]
         and not options.get("dropout")
         and all(options.get(name) is None for name in ("position_bias", "cache", "softcap"))
-        and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        and (mask is not None or (getattr(module, "is_causal", True) if is_causal is None else is_causal))
     )
-    if in_fp32 and is_known and is_sdpa:
+    in_bf16 = (
+        query.dtype == torch.bfloat16
+        and autocast is None
+        and not (trains or module.training or _HAS_AMX)  # checkpointing repeats with gradients what it did without
+        and active_library() == "bf16"
+        and query.shape[:3].numel() * key.shape[2] >= _FEWEST_LOGITS
+    )
+    if in_bf16 and is_known and window is None and (mask is None or added is not None):
+        return bf16_attention(query, key, value, options.get("scaling"), added).transpose(1, 2)
+    in_fp32 = dtype == torch.float32
+    if dtype == torch.bfloat16:
+        in_fp32 = not _HAS_AMX or (trains and query.shape[2] < _SHORTEST_WITH_AMX)
+    if in_fp32 and is_known and (mask is None or window is not None):
         shortest = _SHORTEST if query.shape[1] > key.shape[1] else _SHORTEST_ALONE
         with torch.autocast("cpu", enabled=False):
             if (query.shape[2] >= shortest or window is not None) and active_library() != "mkl":
@@ -129,7 +164,7 @@ def _fast(stock: _Attention) -> _Attention:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     attend = partial(_attend, stock, stock is sdpa_attention_forward)
-    layouts: deque[tuple[Tensor, tuple[list[list[int]], int | None] | None]] = deque(maxlen=2)  # layers share masks
+    layouts: deque[tuple[Tensor, _Layout]] = deque(maxlen=2)  # layers share masks
 
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
@@ -140,7 +175,7 @@ def _fast(stock: _Attention) -> _Attention:
                 of_value.data_ptr() != other.data_ptr() for other in others
             ):
                 value = value.contiguous()  # its gradient would keep all of a fused projection's output
-        layout = None
+        layout: _Layout = None
         if (
             attention_mask is not None
             and query.device.type == "cpu"
@@ -151,11 +186,12 @@ def _fast(stock: _Attention) -> _Attention:
         ):  # attention depends on the mask alone
             read = [layout for mask, layout in [*layouts] if mask is attention_mask]  # a copy: threads add theirs
             if not read:
-                read.append(read_mask(attention_mask))
+                read.append(read_mask(attention_mask) or mask_to_add(attention_mask))
                 layouts.append((attention_mask, read[0]))
             layout = read[0]
-        if layout is None or attention_mask is None:
-            return attend(module, query, key, value, attention_mask, None, **options), None
+        if attention_mask is None or not isinstance(layout, tuple):
+            added = layout if isinstance(layout, Tensor) else None
+            return attend(module, query, key, value, attention_mask, None, added, **options), None
         lengths, window = layout
         options["is_causal"] = True  # as the mask is, whatever the module says
         rows = []

@@ -1,8 +1,9 @@
-"""Causal attention on the CPU, in blocks of products by whichever library is faster here."""
+"""Causal attention on the CPU, in blocks of products by whichever library is faster here, or in bf16."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -15,6 +16,8 @@ from hfpatch.nn.matmul import linear
 _QUERIES = 128  # of each head in a block; those of heads that share keys are in one product
 _MANY_HEADS = 4  # that share keys: blocks of half as many
 _KEYS = 1024  # in a tile; a multiple of a block's queries
+_LONG_ENOUGH = 96  # queries that are faster in two blocks, in `bf16_attention`
+_LOGITS = 1 << 19  # at once in `bf16_attention`: 2 MiB in fp32, as much as a cache holds
 
 
 def causal_attention(
@@ -42,6 +45,66 @@ def causal_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     result = _CausalAttention.apply(query, key, value, scale, window or key.shape[2])  # type: ignore[no-untyped-call]  # torch has no type for it
     return cast("Tensor", result)
+
+
+def bf16_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """Return softmax(scale · Q Kᵀ + M) V with products in bf16, without gradients; M is causal, or a mask.
+
+    A product in bf16 is summed in fp32 and then rounded. torch's kernels do not round the logits, so they are computed
+    in two parts here, the rounded logits and what the rounding left, which together have twice the digits:
+
+    .. math::
+        H = bf16(scale · Q Kᵀ)        R = bf16(scale · Q Kᵀ - H)        P = bf16(softmax(H + R + M))
+
+    Many heads and rows are in one product, each with some of its queries and the keys up to the last of them. Both
+    parts, and blocks of short rows, are one shape of product: oneDNN keeps half a MiB for each shape.
+
+    Args:
+        query: (batch, heads, seq, width), bf16.
+        key: (batch, groups, seq, width); the heads are shared out among the groups in their order.
+        value: (batch, groups, seq, width of the values).
+        scale: of the logits; None takes width^-0.5.
+        mask: (batch, 1, seq, seq) in fp32, 0 where a query reads a key, -inf where not. Each query reads a key, and
+            none after its own. None is all up to its own.
+
+    Returns:
+        (batch, heads, seq, width of the values), bf16.
+    """
+    (batch, heads, length, width), groups = query.shape, key.shape[1]
+    scale, shared = width**-0.5 if scale is None else scale, heads // groups
+    key, value = key.transpose(2, 3).contiguous(), value.contiguous()
+    out = query.new_empty(batch, length, heads, value.shape[-1])
+    size = math.ceil(length / max(math.ceil(length / _QUERIES), 2 if length >= _LONG_ENOUGH else 1))
+    beyond = torch.full((size, size), -torch.inf).triu_(1)
+    for start in range(0, length, size):
+        stop = min(start + size, length)
+        n = stop - start
+        for rows, some in _parts(batch, groups, max(1, _LOGITS // (shared * n * stop))):
+            at = slice(some.start * shared, some.stop * shared)
+            queries = query[rows, at, start:stop].reshape(-1, shared * n, width)
+            keys, values = key[rows, some, :, :stop].flatten(0, 1), value[rows, some, :stop].flatten(0, 1)
+            part = queries.new_zeros(len(queries), shared * n, stop)
+            high = part.baddbmm_(queries, keys, beta=-1, alpha=scale).float()
+            weights = high.add_(part.baddbmm_(queries, keys, beta=-1, alpha=scale))
+            logits = weights.view(-1, at.stop - at.start, n, stop)
+            if mask is None:
+                logits[..., start:].add_(beyond[:n, :n])
+            else:
+                logits.add_(mask[rows, :, start:stop, :stop])
+            torch.softmax(weights, -1, out=weights)
+            attended = torch.bmm(weights.to(query.dtype), values)
+            out[rows, start:stop, at] = attended.view(*logits.shape[:3], -1).transpose(1, 2)
+    return out.transpose(1, 2)
+
+
+def _parts(batch: int, groups: int, most: int) -> Iterator[tuple[slice, slice]]:
+    """Yield rows and groups, at most so many together: all groups of some rows, or some groups of one."""
+    step = min(most, groups)
+    for row in range(0, batch, most // step):
+        for group in range(0, groups, step):
+            yield slice(row, row + most // step), slice(group, min(group + step, groups))
 
 
 class _CausalAttention(torch.autograd.Function):

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaC
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hfpatch.models.attention
-from hfpatch.models.attention import fast_attention, read_mask
+from hfpatch.models.attention import fast_attention, mask_to_add, read_mask
 from hfpatch.nn.matmul import fast_matmul
 from hfpatch.support.cpu import active, has_onednn
 
@@ -78,6 +78,30 @@ def test_lengths_and_windows_are_read_from_a_mask(lengths, window):
 )
 def test_any_other_mask_is_left_alone(mask):
     assert read_mask(mask) is None
+
+
+TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)[None, None]
+
+
+def test_what_a_tree_adds_to_logits():
+    no = -torch.inf
+    added = mask_to_add(TREE.expand(2, -1, -1, -1))
+    assert added.dtype == torch.float32
+    assert added.tolist() == [[[[0, no, no, no], [0, 0, no, no], [0, no, 0, no], [0, no, 0, 0]]]] * 2
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        TREE.mT,  # reads later keys
+        TREE & ~torch.eye(4, dtype=torch.bool).index_fill(0, torch.tensor([0]), False),  # queries without their own key
+        TREE[..., :3],
+        TREE.float(),
+        TREE.expand(1, 2, 4, 4),
+    ],
+)
+def test_no_other_mask_is_added(mask):
+    assert mask_to_add(mask) is None
 
 
 def computed(model, tokens, **options):
@@ -225,6 +249,39 @@ def test_in_bf16_attention_is_computed_in_fp32_and_rounded(way, length, monkeypa
     torch.testing.assert_close(actual.double(), wanted, rtol=2**-7, atol=2**-7)
     for gradient, right in zip(gradients, torch.autograd.grad(wanted, exact, outer.double()), strict=True):
         torch.testing.assert_close(gradient.double(), right, rtol=0.02, atol=0.02 * float(right.abs().max()))
+
+
+NO = ["library mkl", "library fp32", "training", "gradients", "float32", "autocast", "few", "dropout", "bias", "AMX"]
+
+
+@pytest.mark.parametrize("but", [None, *NO, "any mask"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_products_are_in_bf16_in_evaluation_alone(but, masked, calls, monkeypatch):
+    """And where that is faster, and nothing else is added to the logits."""
+    monkeypatch.setattr(hfpatch.models.attention, "_HAS_AMX", but == "AMX")
+    torch.manual_seed(0)
+    module = torch.nn.Module().train(but == "training")
+    module.num_key_value_groups = 2
+    batch, length = 1 if but == "few" else 7, 60
+    shapes = [(batch, heads, length, 8) for heads in (4, 2, 2)]
+    given = [torch.randn(shape, dtype=torch.float32 if but == "float32" else torch.bfloat16) for shape in shapes]
+    given[2].requires_grad_(but == "gradients")
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+    if masked:
+        hidden = hidden | (torch.rand(batch, 1, length, length) < 0.5) & ~torch.eye(length, dtype=torch.bool)
+    mask = ~hidden if masked else None
+    if but == "any mask":
+        mask = torch.ones(batch, 1, length, length, dtype=torch.bool)
+    options = {"dropout": {"dropout": 0.5}, "bias": {"position_bias": torch.zeros(batch, 4, length, length)}}
+    library = but.split()[1] if (but or "").startswith("library") else "bf16"
+    with torch.autocast("cpu", torch.bfloat16, enabled=but == "autocast"), active(library), fast_attention():
+        output, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, *given, mask, **options.get(but, {}))
+    assert len(calls) == (but is not None)
+    if but is None:
+        query, key, value = (tensor.double() for tensor in given)
+        key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+        weights = (query @ key.mT * 8**-0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+        torch.testing.assert_close(output.double(), (weights @ value).transpose(1, 2), rtol=2**-7, atol=2**-7)
 
 
 def test_torchs_kernel_computes_where_no_other_library_is_faster(calls):

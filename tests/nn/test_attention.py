@@ -4,17 +4,18 @@ import pytest
 import torch
 from torch import nn
 
-from hfpatch.nn.attention import causal_attention
+import hfpatch.nn.attention
+from hfpatch.nn.attention import bf16_attention, causal_attention
 from hfpatch.nn.matmul import fast_matmul
 
 
-def expected(query, key, value, scale, window=10_000):
-    """softmax(scale Q K^T) V with a triangular mask, or a band, written out."""
+def expected(query, key, value, scale, window=10_000, hidden=None):
+    """softmax(scale Q K^T) V with a triangular mask, or a band, or with some keys hidden, written out."""
     query, key, value = (tensor.double() for tensor in (query, key, value))
     shared = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(shared, 1) for tensor in (key, value))
     back = torch.arange(query.shape[2])[:, None] - torch.arange(query.shape[2])
-    beyond = (back < 0) | (back >= window)
+    beyond = (back < 0) | (back >= window) if hidden is None else hidden
     return (scale * query @ key.transpose(2, 3)).masked_fill(beyond, -torch.inf).softmax(-1) @ value
 
 
@@ -58,6 +59,31 @@ def test_in_bf16_only_the_result_is_rounded(library):
     torch.testing.assert_close(actual.double(), wanted, rtol=2**-8, atol=1e-5)
     for gradient, right in zip(gradients, torch.autograd.grad(wanted.sum(), given), strict=True):
         torch.testing.assert_close(gradient.float(), right.float(), rtol=0.02, atol=0.02 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("most", [1, 4000, 1 << 19])
+@pytest.mark.parametrize(
+    ("batch", "heads", "groups", "length"),
+    [(2, 2, 2, 1), (5, 6, 2, 60), (3, 2, 1, 127), (1, 4, 4, 128), (1, 3, 1, 300)],
+)
+def test_products_in_bf16_give_the_formula_also_of_large_logits(batch, heads, groups, length, most, monkeypatch):
+    """Logits of 100, rounded to bf16, would be wrong by up to 0.25, and weights by a quarter."""
+    monkeypatch.setattr(hfpatch.nn.attention, "_LOGITS", most)
+    torch.manual_seed(0)
+    query = 40 * torch.randn(batch, length, heads, 8).transpose(1, 2)
+    key, value = torch.randn(batch, groups, length, 8), torch.randn(batch, groups, length, 12)
+    given = [tensor.bfloat16() for tensor in (query, key, value)]
+    hidden = (torch.rand(batch, 1, length, length) < 0.5) | torch.ones(length, length, dtype=torch.bool).triu()
+    hidden &= ~torch.eye(length, dtype=torch.bool)
+    mask = torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
+    bounds = {"rtol": 2**-7, "atol": 2**-6}
+    with torch.no_grad():
+        actual, masked = bf16_attention(*given, 0.3), bf16_attention(*given, 0.3, mask)
+        unscaled = bf16_attention(*given)
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual.double(), expected(*given, 0.3), **bounds)
+    torch.testing.assert_close(masked.double(), expected(*given, 0.3, hidden=hidden), **bounds)
+    torch.testing.assert_close(unscaled.double(), expected(*given, 8**-0.5), **bounds)
 
 
 def test_far_logits_stay_finite():
