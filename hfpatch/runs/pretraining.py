@@ -227,9 +227,10 @@ def pretrain(
     (unit,) = plan.units
     run, load = unit.run, partial(set_up_model, recipe, progress)
     check_start(plan, resume=resume)
+    state = start_processes()
     if not unit.is_complete():
         with open_runs(plan, load, resume=resume) as setup:
-            clock, state, training = Clock(), start_processes(), setup.recipe.training
+            clock = Clock()
             _, outcome = train_model(setup, setup.recipe, run, progress)
             result = PretrainingResult(
                 identity=setup.shared,
@@ -241,9 +242,9 @@ def pretrain(
             )
             if state.is_main_process:
                 result.write(run.paths.result)
-                if not training.keep_finished:  # they are of use to an interrupted run only
-                    shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
             state.wait_for_everyone()
             progress.finished(run.name, result.summary)
+    if state.is_main_process and not recipe.training.keep_finished:  # also those that a kill has left
+        shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
     written: dict[str, Any] = read_json(run.paths.result)
     return written
