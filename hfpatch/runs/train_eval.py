@@ -309,13 +309,14 @@ class TrainEvalSession:
                     raise
                 trained = trained.model_copy(update={"diverged_step": trained.steps})
                 trained.write(paths.training)
-                shutil.rmtree(paths.patch, ignore_errors=True)
                 warnings.warn(
                     f"{run.name}: {error}: it counts as diverged, has no patch and no scores, and is left out of the "
                     "comparisons; a lower learning rate may help",
                     stacklevel=2,
                 )
         if PartialState().is_main_process:
+            if trained is not None and trained.diverged_step is not None:
+                shutil.rmtree(paths.patch, ignore_errors=True)
             facts = {"commit": checkout_state()[0], "identity": identity, "train": trained}
             scored.model_copy(update={**facts, "layers": patch_norms(paths.patch)}).write(paths.result)
         PartialState().wait_for_everyone()
