@@ -51,5 +51,5 @@ def citation_section(results: Iterable[Results]) -> Section:
             case EvaluationResults():
                 keys.append("lmeval")
     cited = [entries[key] for key in dict.fromkeys(keys)]
-    blocks = Text("What these results rest on, as BibTeX."), Code("\n".join(["\n".join(itself), *cited]), "bibtex")
+    blocks = Text("The sources of these results, as BibTeX."), Code("\n".join(["\n".join(itself), *cited]), "bibtex")
     return Section("cite", "Cite", blocks)

@@ -63,7 +63,7 @@ def test_tables_are_whole_links_lead_to_data_and_headings_are_the_reports_own(pa
 def test_a_table_whose_rows_are_on_the_page_alone_says_so(build):
     text = written(build(ten_methods(), curves=False))
     section = text[text.index("## Paired differences") : text.index("## Scores")]
-    assert "In Markdown are left out: 45 that the answer has" in section
+    assert "Markdown leaves out 45 that are in the answer" in section
     assert "|" not in section
 
 

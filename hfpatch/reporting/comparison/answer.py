@@ -513,8 +513,8 @@ def uncovered(results: ComparisonResults) -> Iterator[str]:
         only = "only huge differences" if seeds == 2 else "only large differences"
         yield f"Seeds: {seeds}, so Student's t is {t:.1f}; where results vary from seed to seed, {only} can show."
     if results.tuning is not None:
-        yield f"Choice of the rate: made with one seed ({results.tuning.seed}); another may choose another rate."
+        yield f"The rates were chosen with one seed ({results.tuning.seed}); another seed may choose others."
     if seeds > 1:
-        yield "A seed decides initialisation and order of the data together, so their shares are not known apart."
+        yield "A seed sets both initialisation and order of the data, so their effects cannot be told apart."
     if len(results.questions) > 1:
-        yield "Each primary question has a false claim in at most 5 % of cases, both together in at most 10 %."
+        yield "Each primary question has a level of 5 % for any false claim, both together of 10 %."

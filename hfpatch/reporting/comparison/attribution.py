@@ -21,7 +21,7 @@ _CAPTION = (
     "the method is better. Each part was trained without the others, so shares need not add up."
 )
 _RULE = (
-    "The sentence speaks of the first task, from the left of the table, on which the method is better. A part carries "
+    "The sentence is about the first task, from the left of the table, on which the method is better. A part carries "
     "most of the effect where the whole interval of its share is above 50 %. All of it is exploratory."
 )
 

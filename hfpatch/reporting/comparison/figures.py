@@ -58,8 +58,8 @@ def figure_block(name: str, figure: Figure, results: ComparisonResults) -> doc.F
     caption = drawing.of_study if results.study and drawing.of_study else drawing.caption
     if others > MOST_METHODS and not drawing.draws_all:
         caption += (
-            f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
-            "in either direction; the tables and the data have all."
+            f" Drawn are the {MOST_METHODS} of {others} methods with the smallest p against the baseline; the tables "
+            "and the data have all."
         )
     return doc.Figure(name, drawing.title, caption, to_svg(figure), drawing.data(results))
 
@@ -182,7 +182,7 @@ def _layers(results: ComparisonResults) -> list[tuple[str, LayerSeries]]:
 
 
 def layer_panels(results: ComparisonResults) -> Figure | None:
-    """Draw every quantity against the layer, a line a method; None where nothing is known layer by layer."""
+    """Draw every quantity against the layer, one line per method; None where nothing is known layer by layer."""
     shown = [(name, series) for name, series in _layers(results) if series.points]
     quantities = list(dict.fromkeys(series.quantity for _, series in shown))
     if not quantities:
@@ -257,7 +257,7 @@ def _layers_csv(results: ComparisonResults) -> str:
 FIGURES = {
     "frontier": Drawing(
         "Gain against parameters",
-        "The gain over the base against trainable parameters, a line a method; bands are plain 95 % intervals over "
+        "The gain over the base against trainable parameters, one line per method; bands are plain 95 % intervals over "
         "seeds and documents. Black is the LoRA of the exchange rates. A method of one size is a mark.",
         frontier_figure,
         frontier_csv,
@@ -265,7 +265,7 @@ FIGURES = {
     ),
     "tuning": Drawing(
         "Held-out loss against learning rate",
-        "The loss on the text of tuning, nats per token, after a trial at each learning rate; of several trials at one "
+        "The loss on the tuning text, in nats per token, after a trial at each learning rate; of several trials at one "
         "rate the lowest. The ringed mark is the choice. A mark at the upper edge lies above the panel; a cross "
         "diverged.",
         tuning_figure,
@@ -274,7 +274,7 @@ FIGURES = {
     "differences": Drawing(
         "Differences of the first question",
         "Thin lines are the intervals of the outcomes, corrected for all pairs of the question; thick ones are those "
-        "of each difference alone (95 %). The band is what does not matter.",
+        "of each difference alone (95 %). The band is the margin.",
         forest_figure,
         _differences_csv,
         draws_all=True,
@@ -312,7 +312,7 @@ FIGURES = {
     ),
     "layers": Drawing(
         "Layer by layer",
-        "Layer by layer, the mean over seeds. Norms are Frobenius norms of what training left in the saved patch; of "
+        "Layer by layer, the mean over seeds. Norms are Frobenius norms of the saved patch; of "
         "several series of one method in a panel, such as heads, the mean is drawn.",
         layer_panels,
         _layers_csv,

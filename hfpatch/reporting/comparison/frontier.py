@@ -35,8 +35,8 @@ from hfpatch.results.verdicts import Verdict
 
 _BOUNDS = ("why", "more_than", "less_than")
 _READING = (
-    "For equal gain a method needs so many times the parameters of {name}: the mean over all gains that both reach, "
-    "with the 95 % interval of this rate alone. What is ahead or behind at a budget is tested against the LoRA of that "
+    "How many times {name}'s parameters a method needs for equal gain: the mean over all gains that both reach, "
+    "with the 95 % interval of this rate alone. Ahead and behind at a budget are tested against the LoRA of that "
     "budget, corrected over its question.{exploratory} More in docs/frontiers.md."
 )
 

@@ -106,9 +106,9 @@ def difference_table(results: ComparisonResults) -> Table:
     sizes = {verdict.question: verdict.family for verdict in decided if verdict.family}
     families = ", ".join(f"{_question(results, question)} {size}" for question, size in sizes.items())
     tests = f" Tests of each question: {families}." if sizes else ""
-    left_out = [f"{absent} that the answer has or that are not decided"] * bool(absent)
+    left_out = [f"{absent} that are in the answer or not decided"] * bool(absent)
     left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
-    more = f" In Markdown are left out: {', and '.join(left_out)}; the page and figures/differences.csv have all."
+    more = f" Markdown leaves out {', and '.join(left_out)}; the page and figures/differences.csv have all."
     minus = f"{results.noun.capitalize()} minus reference."
     metrics = [*(pair.metric for pair in decided), *(pair.metric for pair in others)]
     measures = tuple(dict.fromkeys(map(metric_text, metrics)))

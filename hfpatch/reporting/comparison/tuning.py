@@ -49,7 +49,7 @@ def tuning_sections(results: ComparisonResults, figures: Sequence[doc.Figure]) -
     how = (
         f"Every {results.noun} had {trials} trials: {count(tuning.steps)} steps on {batches} with seed {tuning.seed}, "
         f"which no final run uses, at the learning rates {rates}.{added} The loss on {documents} documents "
-        f"({tokens} tokens), taken away from the training text and contained in no task, decided; a trial that "
+        f"({tokens} tokens), set aside from the training text and contained in no task, decided; a trial that "
         "diverged counts as infinite."
     )
     # the choice for each method
