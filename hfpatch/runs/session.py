@@ -82,8 +82,10 @@ def open_runs(
                     if is_measured and unit.marker is not None and isinstance(setup, ComparisonSetup):
                         check_measured(unit.marker, setup.identify_retention(unit.run))
                 if added:
+                    declare(setup, added)  # before recipe.yaml says so: a kill in between would hide the addition
                     reopen(out, recipe, plans, added)
                 write_shared(out, recipe.to_yaml(), setup.shared, plans, setup.matmul)
-                declare(setup, added)
+                if not added:
+                    declare(setup, added)
         stack.enter_context(pinned_library(setup.matmul))
         yield setup

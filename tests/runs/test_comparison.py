@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -307,11 +308,19 @@ def test_questions_are_declared_before_the_first_result_and_marked_where_they_ch
         compare(make_recipe(model_folder, **changed), out, resume=True)
 
 
-def test_questions_that_change_after_a_training_of_their_own_are_marked(model_folder, tmp_path):
-    """`train` may measure the held-out text before `compare` declares the questions that its recipe had."""
+def test_questions_that_change_after_a_training_of_their_own_are_marked(model_folder, tmp_path, monkeypatch):
+    """`train` may measure the held-out text before `compare` declares the questions that its recipe had.
+
+    Also where `compare` is killed in between.
+    """
+    killed = Mock(side_effect=KeyboardInterrupt)
     train(make_recipe(model_folder), "lora", tmp_path / "out")
     for margin, later in ({}, False), ({"bits_per_byte": 0.3}, True):
         out = shutil.copytree(tmp_path / "out", tmp_path / str(later))
+        with monkeypatch.context() as patched:
+            patched.setattr("hfpatch.runs.session.write_shared", killed)
+            with pytest.raises(KeyboardInterrupt):
+                compare(make_recipe(model_folder, margin=margin), out, resume=True)
         with pytest.raises(KeyboardInterrupt):
             compare(make_recipe(model_folder, margin=margin), out, resume=True, progress=Stop(1, "evaluating"))
         assert read_json(out / "questions.json")["later"] == later
