@@ -26,6 +26,7 @@ from hfpatch.tuners.adapters import adapter_state
 
 TENSORS = "model.safetensors"
 _BASE = "hfpatch.base"  # marks TENSORS as the adapters of a patched model: the base's fingerprint, as the bytes of JSON
+_WITHOUT_EFFECT = ("max_shard_size", "safe_serialization", "save_function")
 _LOADING = "_hfpatch_loading"  # on the model, so that a copy of it has its own
 
 
@@ -46,14 +47,19 @@ def disable_checkpoints(model: nn.Module) -> None:
 def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, **options: Any) -> None:
     """Save a patched model's adapters so that ``load_patch`` and Trainer's ``resume_from_checkpoint`` restore them.
 
-    One adapter is saved as transformers saves it, a PEFT adapter folder; several are saved as ``save_patch`` does.
+    One adapter is saved as transformers saves it, a PEFT adapter folder; several are saved as ``save_patch`` does. Each
+    adapter is one safetensors file, as PEFT reads it, whatever ``max_shard_size`` and ``safe_serialization`` say.
 
     Raises:
         HfpatchError: if a trained tensor is not in the files, the patch is scaled or merged, or several adapters are
             saved with an option.
     """
     require_as_trained(model)
-    directory, names, sharded = Path(save_directory), list(model.peft_config), options.get("state_dict") is not None
+    directory, names = Path(save_directory), list(model.peft_config)
+    options = {name: value for name, value in options.items() if name not in _WITHOUT_EFFECT and value is not None}
+    if _is_own_state(model, options.get("state_dict")):
+        del options["state_dict"]
+    sharded = "state_dict" in options
     if len(names) == 1:
         type(model).save_pretrained(model, directory, is_main_process=is_main_process, **options)
         if is_main_process and not sharded:
@@ -72,6 +78,15 @@ def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, 
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in adapter_state(model).items()}
         with atomic_file(directory / TENSORS) as temporary:
             safetensors.torch.save_file({**tensors, _BASE: mark}, temporary, metadata={"format": "pt"})
+
+
+def _is_own_state(model: nn.Module, state: dict[str, Tensor] | None) -> bool:
+    """Return whether a state dict has the adapters' very tensors, as accelerate returns it where nothing is sharded."""
+    adapters = adapter_state(model)
+    return state is not None and all(
+        type(tensor.data) is Tensor and name in state and state[name].data_ptr() == tensor.data_ptr()
+        for name, tensor in adapters.items()
+    )
 
 
 def _complete(model: nn.Module, state: dict[str, Tensor], *_: Any) -> None:

@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from families import VOCABULARY, logits_of, make_model, make_tokens
+from accelerate import Accelerator
+from families import VOCABULARY, logits_of, make_model, make_tokens, perturb
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
@@ -162,6 +163,23 @@ def test_saving_a_stack_asks_for_files_in_a_folder_alone_and_ends_with_unpatchin
     assert list(tmp_path.iterdir()) == []
     hfpatch.unpatch(model).save_pretrained(tmp_path)
     assert torch.equal(logits_of(type(model).from_pretrained(tmp_path), make_tokens()), logits_of(model, make_tokens()))
+
+
+@pytest.mark.parametrize("how", ["patch", "stack"])
+def test_the_loop_of_accelerates_examples_saves_a_patch(how, tmp_path):
+    accelerator, model = Accelerator(cpu=True), ATTACHED[how]()
+    perturb(model)
+    prepared = accelerator.prepare(model)
+    state = {"save_function": accelerator.save, "state_dict": accelerator.get_state_dict(prepared)}
+    accelerator.unwrap_model(prepared).save_pretrained(tmp_path / "whole", is_main_process=True, **state)
+    model.save_pretrained(tmp_path / "pieces", max_shard_size="1KB", safe_serialization=True)
+    for folder in tmp_path.iterdir():
+        loaded = hfpatch.load_patch(make_model("gpt_neox"), folder)
+        assert torch.equal(logits_of(loaded, make_tokens()), logits_of(model, make_tokens()))
+    other = {name: tensor.clone() for name, tensor in state["state_dict"].items()}
+    if how == "stack":  # one that was gathered from several processes, whose tensors the model does not have
+        with pytest.raises(HfpatchError, match=r"save_pretrained\(state_dict=...\) saves one adapter, and .* has 4"):
+            model.save_pretrained(tmp_path, state_dict=other)
 
 
 @pytest.mark.parametrize("how", ["patch", "stack"])
