@@ -121,36 +121,47 @@ def load_base(
     if dtype not in (dtypes := get_args(Dtype)):
         raise HfpatchError(f"dtype={dtype!r} is not one of {', '.join(dtypes)}{nearest(dtype, dtypes)}")
     require_devices(device_map)
-    options: dict[str, Any] = {"attn_implementation": attn_implementation, "device_map": device_map}
+
+    # Where it is
+    name = f"{name}/{gguf_file}" if gguf_file else name
+    source, file = locate(name, revision)
+    gguf = None if file is None else read_gguf(file)
+    if gguf is not None and Path(name).is_dir():
+        name = f"{name}/{gguf.path.name}"
+
+    # How it is loaded
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "trust_remote_code": trust_remote_code}
+    options |= {"output_loading_info": True, "revision": revision}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    read = partial(AutoModelForCausalLM.from_pretrained, **options)  # of a folder that hfpatch wrote
+    placed = device_map is not None or tensor_parallel is not None or load_in_8bit or load_in_4bit
+    if device_map is not None:
+        options["device_map"] = device_map
     if load_in_8bit or load_in_4bit:
         options["quantization_config"] = _bits_config(
             dtype, load_in_8bit=load_in_8bit, quant_type=bnb_4bit_quant_type, double=bnb_4bit_use_double_quant
         )
-    name = f"{name}/{gguf_file}" if gguf_file else name
-    source, file = locate(name, revision)
-    gguf = None if file is None else read_gguf(file)
     if gguf is not None:
-        name = f"{name}/{gguf.path.name}" if Path(name).is_dir() else name
         options |= {"gguf_file": str(file), **gguf_loading()}
     if tensor_parallel is not None:
         config = load_config(name, revision=revision, trust_remote_code=trust_remote_code)
         options["distributed_config"] = tensor_parallel_plan(config, tensor_parallel)
-    given: dict[str, Any] = {"dtype": getattr(torch, dtype), "trust_remote_code": trust_remote_code}
-    given |= {"output_loading_info": True, "revision": revision}
-    load = partial(AutoModelForCausalLM.from_pretrained, **given)
-    placed = device_map is not None or tensor_parallel is not None or load_in_8bit or load_in_4bit
+
+    # Model and tokenizer; of a GGUF file that was kept nothing is parsed, so that gguf need not be imported
     folder = None if gguf is None or placed else dequantised(gguf, dtype)
-    read = partial(load, attn_implementation=attn_implementation)
     kept = None if folder is None else read_dequantised(folder, read, hash_weights)
     model, tokenizer, sha256 = kept or (None, None, "")
     missing: list[str] = []
-    if model is None or tokenizer is None:  # else nothing is parsed, so gguf need not be imported
+    if model is None or tokenizer is None:
         with loading(f"model {name!r}", gguf=gguf is not None):
             if model is None:
                 register_scratch(source)
-                model, report = load(source, **{key: value for key, value in options.items() if value is not None})
+                model, report = AutoModelForCausalLM.from_pretrained(source, **options)
                 missing = sorted(report["missing_keys"])
             tokenizer = _tokenizer_of(source, file, revision, trust_remote_code=trust_remote_code)
+
+    # Whether it is whole, and its weights
     _require_complete(model, name, missing, gguf)
     if kept is not None:
         model.config.name_or_path = tokenizer.name_or_path = source
