@@ -111,29 +111,35 @@ def read_site(
         HfpatchError: if a declared attribute is missing; the message names it.
     """
     of = f"family {family.name!r}, layer {layer}"
+
+    # The attention, and where its branch ends
     paths = family.attention if isinstance(family.attention, tuple) else (family.attention,)
-    attention = submodule(block, paths[number], of=of)
-    path = joined(at, paths[number])
+    attention, path = submodule(block, paths[number], of=of), joined(at, paths[number])
     exit_path = path if family.exit is None else joined(at, family.exit)
     output = family.output
     if output is not None:
         submodule(attention, output, of=of)
         output = linear_path(attention, output) or output
+    try:
+        factor = 1.0 if family.factor is None else float(family.factor(block))
+    except AttributeError as error:
+        raise HfpatchError(f"{of}: the declared factor cannot be read: {error}") from error
+
+    # Its projections, the first of which reads the hidden state
     projections = family.qkv(attention, config)
     if not projections:
         raise HfpatchError(f"{of}: the declared layout names no projection")
     first = next(iter(projections.values()))
     reader = unwrapped(submodule(attention, first.source or first.path, of=of))
-    try:
-        factor = 1.0 if family.factor is None else float(family.factor(block))
-    except AttributeError as error:
-        raise HfpatchError(f"{of}: the declared factor cannot be read: {error}") from error
+
+    # What cannot be changed
     refusals = dict(family.refusals(attention) if callable(family.refusals) else family.refusals)
     if has_norm(attention, SHARED_NORM):
         alike = f"{SHARED_NORM} norms queries and keys alike, so that the query has no place of its own"
         refusals.setdefault("temperature", alike)
     if not factor:
         refusals["content_skip"] = "the branch is multiplied by 0"
+
     return AttentionSite(
         layer=layer,
         name=f"layer.{layer}" + (f".{number}" if number else ""),
