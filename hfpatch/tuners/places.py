@@ -10,6 +10,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
 from hfpatch.sites.modules import features, is_linear, unwrapped
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hidden_state import argument_names
 from hfpatch.tuners.hooks import PROJECTED, MethodSite
 from hfpatch.tuners.lookback import cannot_look_back, known_attention
 
@@ -104,6 +105,8 @@ def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
         why = "it attends within chunks, so the first token of each has no past"
     elif isinstance(window, int) and window <= config.steps_back():
         why = f"it attends to {window} positions, and the method looks back {config.steps_back()}"
+    elif not {"attention_mask", "position_ids"} & {*argument_names(attention)}:
+        why = "none of its arguments is called attention_mask or position_ids"
     return config.refusal(site) if why is None else str(cannot_look_back(attention, why))
 
 

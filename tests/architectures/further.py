@@ -181,6 +181,7 @@ BLIND = {  # types whose tokens cannot look back
     "mpt": "another kind of mask",
     "prophetnet": "streams along the sequence",
     "reformer": "hashes, and an autograd function that recomputes its blocks",
+    "xlm": "a mask under another name",
     "zaya": "several masks",
 }
 

@@ -204,6 +204,7 @@ def test_a_method_says_how_far_it_looks_back():
         ("llama4_text", "attends within chunks"),
         ("bigbird_pegasus", "is not causal"),
         ("big_bird", "is not called with the hidden state"),
+        ("xlm", "none of its arguments is called attention_mask or position_ids"),
     ],
 )
 def test_models_in_which_nothing_says_what_is_earlier_are_refused(kind, reason):
