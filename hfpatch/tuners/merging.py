@@ -27,6 +27,7 @@ from hfpatch.tuners.places import output_projection
 Acting = tuple[MethodConfig, Parts, MethodSite]
 """An adapter at a site: its method, its parts, and the site."""
 _ROWS = 3  # of a probe: whether a module computes the product with its matrix alone
+_AFFINE = 1e-5  # of the largest value; far above fp64's rounding, and of parts that compute in fp32
 _ROUNDING = 1e-12  # of fp64; a matrix that is read smaller is zero
 
 
@@ -240,7 +241,11 @@ class _Merge:
 
 
 def _affine(act: Callable[..., Tensor], *widths: int, like: _Matrix) -> tuple[list[Tensor], Tensor]:
-    """Return the matrices ``(width, out)`` and the constant ``(out,)`` of an affine function of vectors."""
+    """Return the matrices ``(width, out)`` and the constant ``(out,)`` of an affine function of vectors.
+
+    Raises:
+        HfpatchError: if it is not affine.
+    """
     zeros = [like.weight.new_zeros(1, 1, width) for width in widths]
     constant = act(*zeros)[0, 0]
     matrices = []
@@ -250,6 +255,12 @@ def _affine(act: Callable[..., Tensor], *widths: int, like: _Matrix) -> tuple[li
         matrix = act(*vectors)[0] - constant
         is_zero = matrix.abs().max() <= _ROUNDING * max(1.0, float(constant.abs().max()))
         matrices.append(torch.zeros_like(matrix) if is_zero else matrix)
+    generator = torch.Generator().manual_seed(0)
+    vectors = [torch.randn(zero.shape, generator=generator, dtype=zero.dtype).to(zero.device) for zero in zeros]
+    value = act(*vectors)[0, 0]
+    expected = constant + sum(x[0, 0] @ matrix for x, matrix in zip(vectors, matrices, strict=True))
+    if (value - expected).abs().max() > _AFFINE * value.abs().max():  # False where an adapter is not finite
+        raise HfpatchError(f"{like.path}: the method is not affine, although unmergeable() returns None")
     return matrices, constant
 
 

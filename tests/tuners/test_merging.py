@@ -119,5 +119,14 @@ def test_what_no_matrix_computes_is_not_merged(stage, why):
             hfpatch.fold(model)
 
 
-def test_only_a_method_that_says_so_is_merged():
+def test_only_a_method_that_says_so_and_is_affine_is_merged():
     assert "does not say that it is linear" in hfpatch.MethodConfig.unmergeable(None)
+    members = {
+        "unmergeable": lambda self: None,
+        "query": lambda self, parts, q, x, site: q + parts["b"](parts["a"](x).relu()),
+    }
+    with forgotten():
+        model = hfpatch.patch(make_model("llama"), defined(**members)())
+        perturb(model)
+        with pytest.raises(HfpatchError, match=r"q_proj: the method is not affine, although unmergeable\(\) .* None"):
+            hfpatch.fold(model)
