@@ -85,7 +85,9 @@ def survey(model: nn.Module) -> Survey:
     sites, skipped, blocks = _read(base, main, 0) if main else ([], {}, [])
     if not sites:
         kinds = ", ".join(sorted({type(module).__name__ for _, module in _attentions(base)}))
-        problem = f"blocks without self-attention of a known form ({kinds})" if kinds else "no attention"
+        problem = (
+            f"blocks without self-attention of a known form ({kinds})" if kinds else "no attention that is recognised"
+        )
         problem = f"no softmax attention in any of its {len(skipped)} blocks" if skipped else problem
         raise HfpatchError(f"{type(base).__name__} has {problem}; {how_to_declare(base.config.model_type)}")
     others: list[AttentionSite] = []

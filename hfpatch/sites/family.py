@@ -67,6 +67,19 @@ class Family:
     attention_classes: tuple[str, ...] = ()
     refusals: Refusals | Callable[[nn.Module], Refusals] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Check the fields whose mistakes would show elsewhere: text is a sequence of letters, a number no function.
+
+        Raises:
+            HfpatchError: naming the family and the field.
+        """
+        for name in ("model_types", "entries", "attention_classes"):
+            if isinstance(value := getattr(self, name), str):
+                raise HfpatchError(f"family {self.name!r}: {name}={value!r} must be a tuple of names: ({value!r},)")
+        for name, takes in (("qkv", "the attention and the configuration"), ("factor", "the block")):
+            if not callable(value := getattr(self, name)) and value is not None:
+                raise HfpatchError(f"family {self.name!r}: {name}={value!r} must be a function of {takes}")
+
 
 GROUP = "hfpatch.families"
 """The group of entry points by which other packages declare families."""

@@ -217,3 +217,23 @@ def divide(total: int, parts: int, path: str) -> int:
     if total % parts:
         raise HfpatchError(f"{path}: {total} columns do not divide into {parts} equal parts; the layout is wrong")
     return total // parts
+
+
+def require_columns(attention: nn.Module, projections: Projections, *, of: str) -> None:
+    """Refuse a layout whose columns are not those of its modules.
+
+    Raises:
+        HfpatchError: naming the target and its columns; the message begins with ``of``.
+    """
+    if not projections:
+        raise HfpatchError(f"{of}: the declared layout names no projection")
+    for target, projection in projections.items():
+        path, columns = projection.path, projection.columns
+        if target not in TARGETS:
+            raise HfpatchError(f"{of}: the layout names {target!r}, not query, key or value")
+        if (total := out_features(attention, path)) != columns.groups * columns.width:
+            groups = f"{columns.groups} groups of {columns.width}"
+            raise HfpatchError(f"{of}: {target}: {path} has {total} columns, not {groups}")
+        if not 0 <= columns.start < (end := columns.start + columns.length) <= columns.width:
+            group = f"{columns.width} in a group of {path}"
+            raise HfpatchError(f"{of}: {target}: columns {columns.start} to {end} of {group}")

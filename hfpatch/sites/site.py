@@ -11,7 +11,7 @@ from torch import nn
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family
 from hfpatch.sites.heads import SHARED_NORM, QueryHeads, has_norm, query_heads
-from hfpatch.sites.layouts import Projections
+from hfpatch.sites.layouts import Projections, require_columns
 from hfpatch.sites.modules import features, linear_path, linear_paths, submodule, unwrapped
 
 
@@ -127,8 +127,7 @@ def read_site(
 
     # Its projections, the first of which reads the hidden state
     projections = family.qkv(attention, config)
-    if not projections:
-        raise HfpatchError(f"{of}: the declared layout names no projection")
+    require_columns(attention, projections, of=of)
     first = next(iter(projections.values()))
     reader = unwrapped(submodule(attention, first.source or first.path, of=of))
 

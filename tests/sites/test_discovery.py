@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.errors import HfpatchError
-from hfpatch.sites import Family, find_sites, register_family, select_sites, separate, survey
+from hfpatch.sites import Columns, Family, Projection, find_sites, register_family, select_sites, separate, survey
 from hfpatch.sites import family as registry
 
 
@@ -63,7 +63,9 @@ def test_an_undeclared_type_is_refused_with_what_to_declare():
 
 
 def test_a_declared_type_without_blocks_is_not_called_undeclared():
-    with pytest.raises(HfpatchError, match=r"has no attention; family 'gpt2' declares it in the blocks of h$"):
+    with pytest.raises(
+        HfpatchError, match=r"has no attention that is recognised; family 'gpt2' declares it in the blocks of h$"
+    ):
         find_sites(AutoModelForCausalLM.from_config(make_config("gpt2", n_layer=0)))
 
 
@@ -87,12 +89,33 @@ def test_the_common_structure_needs_no_declaration_and_another_one(declarations)
         ({"host": "box"}, "family 'made-up', layer 0: LlamaDecoderLayer has no module 'box'"),
         ({"entries": ("query",)}, "family 'made-up', layer 0: LlamaAttention has no module 'query'"),
         ({"qkv": separate(key="layer_idx")}, "LlamaAttention has no module 'layer_idx'"),
+        (
+            {"qkv": lambda attention, config: {"query": Projection("o_proj", Columns(4, 9, 0, 8))}},
+            "family 'made-up', layer 0: query: o_proj has 32 columns, not 4 groups of 9",
+        ),
+        (
+            {"qkv": lambda attention, config: {"value": Projection("o_proj", Columns(4, 8, 2, 8))}},
+            "family 'made-up', layer 0: value: columns 2 to 10 of 8 in a group of o_proj",
+        ),
+        (
+            {"qkv": lambda attention, config: {"keys": Projection("k_proj", Columns(1, 16, 0, 16))}},
+            "family 'made-up', layer 0: the layout names 'keys', not query, key or value",
+        ),
+        ({"qkv": "qkv_proj"}, "family 'made-up': qkv='qkv_proj' must be a function of the attention and the config"),
+        ({"factor": 0.5}, "family 'made-up': factor=0.5 must be a function of the block"),
+        (
+            {"model_types": "made_up"},
+            r"family 'made-up': model_types='made_up' must be a tuple of names: \('made_up',\)",
+        ),
     ],
 )
 def test_a_declaration_that_fits_by_half_names_what_is_missing(declarations, changes, message):
-    declare(**changes)
-    with pytest.raises(HfpatchError, match=message):
+    def use():
+        declare(**changes)
         find_sites(undeclared())
+
+    with pytest.raises(HfpatchError, match=message):
+        use()
 
 
 def test_a_type_cannot_be_declared_twice_and_nothing_of_the_second_stays(declarations):
