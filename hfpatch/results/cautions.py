@@ -354,5 +354,5 @@ def _rate_errors(results: ComparisonResults) -> str:
         worst = f", of {most} the most" if len(bounded) > 1 else ""
         clauses.append(f"the choice may be worth up to {bounded[most]:.2g} nats per token{worst}")
     if edges := [name for name in errors if name not in bounded]:
-        clauses.append(f"for {listed(edges)} it is not bounded")
+        clauses.append(f"for {listed(edges)} {'it' if bounded else 'what the choice may be worth'} is not bounded")
     return f": {'; '.join(clauses)}" if clauses else ""

@@ -97,6 +97,8 @@ def test_a_method_whose_trials_all_diverged_is_never_called_tuned(build):
     with report_style():
         (ax,) = tuning_figure(some).axes
     assert len([line for line in ax.lines if line.get_markerfacecolor() == "none"]) == 1
+    raw["tuning"]["chosen"][SKIP] |= {"values": {"lr": 1e-3}, "edge": "lowest"}
+    assert rates_sentence(build(raw)).endswith(f"for {SKIP} what the choice may be worth is not bounded.")
     raw["tuning"]["chosen"][SKIP]["loss"] = None
     assert rates_sentence(build(raw)) == "No method is tuned: all trials diverged."
 
