@@ -241,21 +241,21 @@ def change_text(change: Change, *, unit: bool = True) -> str:
     return f"{signed(change.difference, digits)} {interval_of(change)}{ending}"
 
 
-def size_text(change: Change) -> str:
+def size_text(change: Change, *, unit: bool = True) -> str:
     """Format a change without its interval and its sign, which a verb has said, as ``3.1 points``."""
-    return signed_size(change).lstrip("+" + MINUS)
+    return signed_size(change, unit=unit).lstrip("+" + MINUS)
 
 
-def signed_size(change: Change) -> str:
+def signed_size(change: Change, *, unit: bool = True) -> str:
     """Format a change with its sign and without its interval: ``−0.045``."""
-    unit = f" {change.scale.value}".rstrip()
+    ending = f" {change.scale.value}".rstrip() if unit else ""
     if not math.isfinite(change.high - change.low):
         sign = {1: "+", -1: MINUS}.get((change.difference > 0) - (change.difference < 0), "")
-        return sign + significant(abs(change.difference), 3) + unit
+        return sign + significant(abs(change.difference), 3) + ending
     # two digits, but at most one decimal more than beside the interval
     digits, size = digits_for(change), abs(change.difference)
     fitting = 1 - math.floor(math.log10(size)) if 0 < size < math.inf else digits
-    return signed(change.difference, min(max(digits, fitting), digits + 1)) + unit
+    return signed(change.difference, min(max(digits, fitting), digits + 1)) + ending
 
 
 def score(value: float | None, scale: Scale) -> str:

@@ -29,7 +29,6 @@ from hfpatch.reporting.numbers import (
     MINUS,
     NOTHING,
     Change,
-    Scale,
     decimal,
     diverged_text,
     gain_of,
@@ -83,8 +82,7 @@ def lead(results: ComparisonResults) -> str:
         return "No pair was compared, so nothing is decided."
     loras = [verdict for verdict in verdicts if are_loras(results, [verdict.other])]
     verdicts = loras or verdicts  # a question may ask about controls, too
-    measure = f"{task_text(verdicts[0].task)} ({metric_text(verdicts[0].metric)})"
-    other = others_text(results, verdicts)
+    measure, other = _measured(verdicts[0]), others_text(results, verdicts)
     better, tones = [pair for pair in verdicts if pair.tone == "better"], {verdict.tone for verdict in verdicts}
     than = "what it is compared with" if other == ANOTHER else other
     if better:
@@ -171,11 +169,11 @@ def _sentence(results: ComparisonResults, verdict: Verdict) -> Finding:
     gain, task, other = gain_of(results, verdict), task_text(verdict.task), verdict.other
     keeps = verdict.question == "keep"
     if gain is None or verdict.tone == "not tested":
-        about = f"on {task}" if keeps else f"against {other} on {task}"
+        about = f"on {_measured(verdict)}" if keeps else f"against {other} on {_measured(verdict)}"
         return Finding(verdict.method, f"{about}: {outcome_of(verdict)}.", verdict.tone)
     outcome, ends = outcome_of(verdict, gain), _ends(gain)
-    raw = replace(gain, scale=Scale.RAW)
-    size, sign = f"{size_text(raw)} {unit_text(verdict.metric, gain.scale)}", signed_size(raw)[0]
+    size = f"{size_text(gain, unit=False)} {unit_text(verdict.metric, gain.scale)}"
+    sign = signed_size(gain)[0]
     less = f", less than {margin_text(verdict, gain)}" if "less than" in verdict.outcome else ""
     if keeps:  # a rounded zero has no sign
         verb = {"+": "gains", MINUS: "loses"}.get(sign, "differs by")
@@ -192,6 +190,12 @@ def _sentence(results: ComparisonResults, verdict: Verdict) -> Finding:
     else:
         text += f": {outcome.verb}{outcome.rates}{less}"
     return Finding(verdict.method, f"{text}.", verdict.tone)
+
+
+def _measured(verdict: Verdict) -> str:
+    """Return the task of a verdict with its measure; where nothing was measured without one."""
+    measure = f" ({metric_text(verdict.metric)})" if verdict.metric else ""
+    return f"{task_text(verdict.task)}{measure}"
 
 
 def _alone(results: ComparisonResults, verdict: Verdict) -> str:
@@ -216,8 +220,7 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
 
     It begins with the task and its measure, or names the measure where the first sentence has the task.
     """
-    keeps, measure = verdicts[0].question == "keep", metric_text(verdicts[0].metric)
-    task = f"{task_text(verdicts[0].task)} ({measure})"
+    keeps, measure, task = verdicts[0].question == "keep", metric_text(verdicts[0].metric), _measured(verdicts[0])
     other = others_text(results, list(verdicts))
     for tone, tried in product(_TONES, (False, True)):
         group = [verdict for verdict in verdicts if verdict.tone == tone and bool(verdict.at_rates_tried) == tried]
@@ -229,7 +232,7 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
         than = {"better": "than", "worse": "than", "equivalent": "to"}.get(outcome, "against")
         subject = outcome if keeps or other == ANOTHER else f"{outcome} {than} {other}"
         subject += f"{first.within}{first.rates}"
-        if not keeps and not role:
+        if measure and not keeps and not role:
             subject += f" in {measure}"
         if not keeps and len(group) > _MOST_SIZES and other != ANOTHER and gains:
             mixed = min(gain.difference for gain in gains) < 0 < max(gain.difference for gain in gains)

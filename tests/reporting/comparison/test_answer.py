@@ -75,6 +75,15 @@ def test_a_primary_pair_has_one_sentence_with_its_numbers_and_what_would_decide_
     assert "excludes 0" not in sentence
 
 
+@pytest.mark.parametrize("half", [0.02, 0.2, 1.2])
+def test_a_sentence_rounds_as_the_tables_do(asked, half):
+    results = asked(-2.0, half, seed_error=1e-4)  # 10.5 % of 19
+    (finding,) = sentences(results).items
+    cell = rows(results)[SKIP]["against lora"]
+    (size,) = re.findall(r"[\d.]+(?= %)", cell)
+    assert f"is {size} % of word perplexity ahead of lora" in str(finding)
+
+
 def test_outcomes_are_said_as_they_are(asked):
     better = asked(-2.0, 0.2)
     assert [tone for tone, _ in tones_and_sentences(better)] == ["better"]
