@@ -29,8 +29,8 @@ NUMBER = re.compile(r"(-?\d+\.\d+) \[(-?\d+\.\d+),\s+(-?\d+\.\d+)\]")
 
 
 @cache
-def verdicts_of(run):
-    return load_results(ROOT / "results" / run, kind=None).verdicts
+def results_of(run):
+    return load_results(ROOT / "results" / run, kind=None)
 
 
 @cache
@@ -52,7 +52,7 @@ def numbers_of(text):
 
 
 def verdicts(run, method, other, task):
-    return [pair for pair in verdicts_of(run) if (pair.method, pair.other, pair.task) == (method, other, task)]
+    return [pair for pair in results_of(run).verdicts if (pair.method, pair.other, pair.task) == (method, other, task)]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,31 @@ def test_a_number_beside_a_claim_is_the_difference_of_its_verdict(page):
                 for difference, low, high in (ends, (-ends[0], -ends[2], -ends[1])):
                     decided.add((f"{difference:.3f}", f"{low:.3f}", f"{high:.3f}"))
         assert not decided or numbers_of(item) <= decided, item
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_number_without_an_interval_is_a_gain_or_a_difference_of_a_claim(page):
+    """Beside claims stand differences, gains over the base, margins, and what the choice of a rate may be worth."""
+    for item in items_of(page):
+        stated = set(re.findall(r"\b0\.\d{2,3}\b(?! %)", NUMBER.sub("", CLAIM.sub("", item).replace("−", "-"))))
+        shown = set[str]()
+        for run, method, _, other, task in claims_of(item):
+            results = results_of(run)
+            gains = (results.verdict(name, task, results.baseline) for name in (method, other))
+            made = [*verdicts(run, method, other, task), *filter(None, gains)]
+            for digits in (2, 3):
+                shown |= {f"{abs(pair.difference):.{digits}f}" for pair in made}
+            shown |= {f"{pair.margin:g}" for pair in made if pair.margin}
+            shown |= {f"{error:.3f}" for error in results.rate_errors.values() if error is not None}
+        assert not shown or stated <= shown, item
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_claim_that_another_rate_may_turn_says_so(page):
+    for item in items_of(page):
+        for run, method, sign, other, task in claims_of(item):
+            if any(pair.at_rates_tried for pair in verdicts(run, method, other, task)):
+                assert "at the rates tried" in " ".join(item.split()), (method, sign, other, item)
 
 
 def test_the_readme_repeats_answers_of_the_page_on_real_models():
