@@ -17,8 +17,8 @@ _ACTIONS = {
 }
 _DECIDES = (
     "In 80 % of cases, with the variances of an earlier run or assumed ones: the smallest true difference that is "
-    "detected, and the smallest margin within which equal methods are equivalent, or kept. Needed: the seeds and "
-    "documents that decide equal methods within the recipe's margin in the shortest time, and that time."
+    "detected, and the smallest margin within which a pair without a difference is equivalent, or kept. Needed: the "
+    "seeds and documents that decide such a pair within the recipe's margin in the shortest time, and that time."
 )
 _CAPTION = (
     "The smallest true difference from the base that these documents and seeds detect in 80 % of cases, for a method "
@@ -68,7 +68,7 @@ def _tables(forecast: Forecast) -> Iterator[Table]:
             (f"{method.match.to}: {method.match.words}", f"{signed(100 * (method.match.difference or 0), 1)} %")
         )
         rows.append((name, count(method.trainable), method.kind, match or NOTHING))
-    if forecast.tasks:
+    if "base" in forecast.kinds:
         yield Table.of("methods", "Methods", ("method", "trains", "as fast as", "matched to"), rows)
     else:  # models from scratch have none, and are measured one by one
         yield Table.of("methods", "Variants", ("variant", "parameters"), [row[:2] for row in rows])

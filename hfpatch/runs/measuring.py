@@ -118,7 +118,7 @@ class Measured:
         parts = [f"{_range(tokens, '{:,}')} tokens of each task"] if tokens else []
         one = "variant" if isinstance(self.setup, StudySetup) else "kind of method"
         parts += [f"{_range(steps, '{:.0%}')} of a step of each {one}"] if steps else []
-        return f"{' and '.join(parts)} were measured; the rest is estimated in proportion to its operations."
+        return f"Sampled: {' and '.join(parts)}; the rest is estimated in proportion to its operations."
 
     def work(self, units: Iterable[Unit]) -> dict[str, Work]:
         """Return the work of all units by action."""

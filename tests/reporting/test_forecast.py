@@ -31,3 +31,13 @@ def test_what_a_margin_needs_is_said_where_a_variance_is_there_to_go_by(fields, 
     cells = dict(zip([column.name for column in table.columns], map(str, row.cells), strict=True))
     assert cells.get("needed", "–").startswith(needed)
     assert tables["tasks"].caption == ""  # no variance was measured, so the table has no difference to explain
+
+
+@pytest.mark.parametrize(("kind", "title"), [("base", "Methods"), ("a", "Variants")])
+def test_a_comparison_without_tasks_has_methods_and_a_study_variants(kind, title):
+    methods = {"a": {"trainable": 3, "kind": "a"}}
+    planned = Forecast(
+        **{"name": "plan", "model": {"name": "m"}, "seeds": [0], "methods": methods, "work": {}, "comparisons": 0},
+        **{"kinds": {kind: {"method": kind}}, "tasks": {}},
+    )
+    assert title in [block.title for block in forecast_document(planned).summary if isinstance(block, Table)]

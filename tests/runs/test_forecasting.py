@@ -184,7 +184,7 @@ def test_one_method_of_each_kind_is_measured_and_small_steps_run_whole(planned):
     assert planned.memory_bytes >= max(kind.evaluation_memory_bytes for kind in planned.kinds.values()) > 0
     assert {kind.step_share for kind in trained.values()} == {1.0}
     assert all(task.timed > 100 for task in planned.tasks.values())
-    assert " were measured; " in planned.assumptions[0]
+    assert planned.assumptions[0].startswith("Sampled: ")
     assert "100% of a step" in planned.assumptions[0]
 
 
