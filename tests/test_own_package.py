@@ -89,6 +89,13 @@ def test_the_promises_hold_of_the_architecture(method, monkeypatch):
     assert report.passed, str(report)
 
 
+def test_the_architecture_reads_its_cache():
+    """Else the check takes it for a model that disagrees with its cache by itself."""
+    options = {"max_new_tokens": 4, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    with_cache, without = (sage().generate(make_tokens(), use_cache=use, **options).logits for use in (True, False))
+    torch.testing.assert_close(with_cache, without)
+
+
 @pytest.mark.parametrize("shared", ["head", "column"])
 @torch.no_grad()
 def test_the_method_is_its_formula(shared):

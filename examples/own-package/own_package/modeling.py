@@ -40,14 +40,16 @@ class SageAttention(nn.Module):
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
+        cache: Any = None,
         **kwargs: Any,
     ) -> Tensor:
         """Return the branch ``(batch, seq, hidden)``."""
         by_head = self.joint(hidden_states).unflatten(-1, (3, self.heads, -1))
         value, key, query = by_head.transpose(1, 3).unbind(2)  # (batch, heads, seq, size) each
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        cache = past_key_values if cache is None else cache  # its name before transformers 5.24
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         mixed, _ = attend(self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs)
         return self.out(mixed.flatten(-2))
