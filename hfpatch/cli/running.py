@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 import typer
 
 from hfpatch.support import quiet
-from hfpatch.support.lazy import collection_paused
+from hfpatch.support.lazy import collection_paused, freeze
 from hfpatch.support.ranks import prints_errors, runs_alone
 from hfpatch.support.signals import sigterm_answered_by
 
@@ -42,7 +41,7 @@ def loading_libraries() -> Iterator[None]:
     quiet_libraries()
     with collection_paused():
         yield
-    gc.freeze()
+    freeze()
 
 
 def print_report(folder: Path) -> None:

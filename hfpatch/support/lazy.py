@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -55,3 +57,17 @@ def collection_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def freeze() -> None:
+    """Leave what libraries hold out of collections, until the process ends.
+
+    torch 2.15 loads Triton, which would report what is frozen then as leaks, in sixty lines.
+    """
+    gc.freeze()
+    atexit.register(_unfreeze_for_triton)
+
+
+def _unfreeze_for_triton() -> None:
+    if "triton" in sys.modules:  # else the collection at the end, up to a second, is saved
+        gc.unfreeze()

@@ -76,3 +76,22 @@ def test_garbage_is_not_collected_during_an_import_and_is_afterwards(tmp_path, m
     assert gc.isenabled()
     for name in ("lazily", "lazily.home"):
         sys.modules.pop(name, None)
+
+
+CYCLE = """
+import os, sys
+class Held:
+    def __del__(self, write=os.write):
+        write(1, b"freed")
+held = Held()
+held.itself = held
+from hfpatch.support.lazy import freeze
+freeze()
+sys.modules[sys.argv[1]] = sys
+"""
+
+
+@pytest.mark.parametrize("module", ["another", "triton"])
+def test_what_is_frozen_is_freed_at_the_end_where_triton_would_report_it(module):
+    done = subprocess.run([sys.executable, "-c", CYCLE, module], capture_output=True, text=True, check=True)
+    assert done.stdout == ("freed" if module == "triton" else "")

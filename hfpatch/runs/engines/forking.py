@@ -5,7 +5,6 @@ Forked processes may not use threads or devices that their parent has used, so i
 
 from __future__ import annotations
 
-import gc
 import os
 import select
 import signal
@@ -13,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from hfpatch.support.lazy import collection_paused
+from hfpatch.support.lazy import collection_paused, freeze
 from hfpatch.support.quiet import quiet_libraries
 from hfpatch.training.interruption import end_with_parent
 
@@ -31,7 +30,7 @@ def fork_workers() -> Path:
     with collection_paused():
         import hfpatch.evaluation.run
         import hfpatch.runs.engines.work  # noqa: F401  # like the line above: a worker uses them
-    gc.freeze()  # collections of workers then copy none of the memory that they share
+    freeze()  # collections of workers then copy none of the memory that they share
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # before, it ended the imports of a command that was interrupted
     workers, is_open = dict[int, Path](), True
     while is_open or workers:
