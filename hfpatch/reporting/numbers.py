@@ -176,7 +176,7 @@ def margin_text(verdict: Verdict, gain: Change | None = None) -> str:
     unit = f" {gain.scale.value}".rstrip() if gain is not None else ""
     if is_share(verdict.metric):
         unit = " points" if margin != 1 else " point"
-    return f"{margin:g}{unit}"
+    return f"{margin:.3g}{unit}"
 
 
 def unit_text(metric: str, scale: Scale) -> str:
