@@ -71,7 +71,6 @@ class Recipe(ComparedRecipe):
         check_labels(self.labels, self.methods)
         if self.tuning is not None:
             check_tuning(self.tuning, training, data, trained)
-            self.check_trials()
         check_retention(self.retention, self.model.name, data, tasks)
         self.check_questions(self.methods, tasks, list(self.texts))
 
@@ -90,6 +89,8 @@ class Recipe(ComparedRecipe):
         ):
             if self.rewind and not value:
                 raise ValueError(f"rewind needs {key}, {why}; set it, or leave rewind out")
+
+        self.check_trials()  # at last, as it takes every mistake for one of tuning
         return self
 
     @property

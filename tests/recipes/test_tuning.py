@@ -40,6 +40,7 @@ BAD = [
     ),
     ([RATES, "tuning.held_out=1000", "data.held_out=1000"], r"must with data.held_out \(1000\) be below"),
     ([RATES, "tuning.at=middle"], "tuning.at is middle, and no trained method has budgets; leave it out"),
+    ([RATES, "retention.tasks=[gone]"], r"=\[gone\]: retention.tasks names 'gone'"),
     ([RATES, "tuning.rates=[1]"], "unknown key 'tuning.rates'"),
     ([RATES, "training.lr=0.1"], "override 'training.lr=0.1': this recipe tunes the rate, so it has no effect"),
     ([RATES, "training.learning_rates.lora=0.1"], "training.learning_rates.lora fixes a rate that tuning would choose"),
