@@ -132,7 +132,10 @@ def _origin_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults) -
     commits = {run.commit or "unknown" for run in trained}
     if len(commits) > 1:
         yield f"The runs were made with several commits of hfpatch: {', '.join(sorted(commits))}."
-    yield from computed_differently({name: run.computed_with for name, run in runs.items() if run.computed_with})
+    computed = {name: dict(run.computed_with) for name, run in runs.items() if run.computed_with}
+    if results.study is not None:  # whose variants are of several classes
+        computed = {name: {**values, "class": None} for name, values in computed.items()}
+    yield from computed_differently(computed)
 
 
 def _tuning_cautions(tuning: Tuning) -> Iterator[str]:

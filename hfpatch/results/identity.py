@@ -85,8 +85,8 @@ def computed_differently(computed: Mapping[str, Mapping[str, Any]]) -> Iterator[
         for name, value in values.items():
             if isinstance(value, Mapping):
                 text = ", ".join(f"{entry} {value.get(entry)}" for entry in differing) or "the same"
-            else:  # a long one, such as a hash, is recognised by its first characters
-                text = "unknown" if value is None else str(value)[:12]
+            else:  # a hash is recognised by its first characters
+                text = "unknown" if value is None else str(value)[: 12 if key.endswith("sha256") else None]
             by_text.setdefault(text, []).append(name)
         if len(by_text) > 1:
             listing = "; ".join(f"{text}: {', '.join(names)}" for text, names in by_text.items())

@@ -102,6 +102,18 @@ def test_tasks_without_enough_documents_for_a_test_are_named():
     assert [caution.partition(": ")[2] for caution in cautions_of(recipe, results)] == ["cloze (4 groups of kind)."]
 
 
+def test_another_class_is_named_in_full_but_not_between_the_variants_of_a_study():
+    recipe, results = make_recipe({"a": LORA}), make_results({"baseline": 0, "a": 9})
+    for name in ("baseline", "a"):
+        results["methods"][name]["runs"]["0"]["computed_with"] = {
+            "class": f"{name}ForCausalLM",
+            "code_sha256": "c" * 64,
+        }
+    (caution,) = cautions_of(recipe, results)
+    assert "another class of the model: baselineForCausalLM: baseline, seed 0; aForCausalLM: a, seed 0." in caution
+    assert cautions_of(recipe, {**results, "study": {"baseline": "baseline"}}) == []
+
+
 def test_the_literal_form_several_commits_and_products_in_fp32_are_named():
     recipe = make_recipe({"query": [{"type": "nonlinear_query", "form": "literal"}]})
     results = make_results({"baseline": 0, "query": 9})
