@@ -74,6 +74,11 @@ def new_method(
         raise HfpatchError(f"{name}: its class {cls} would have a name that its files use; choose another name")
     if name in SIZES or name in NO_SIZE:
         raise HfpatchError(f"{name}: is a method already; choose another name")
+    names = {f"{name}.py": "method.py", f"test_{name}.py": "test_method.py", "pyproject.toml": "pyproject.toml"}
+    if not package:
+        del names["pyproject.toml"]
+    if existing := [out / file for file in names if (out / file).exists()]:
+        raise HfpatchError(f"{existing[0]}: exists already; choose another name, or --out")
     if importlib.util.find_spec(name) is not None:
         raise HfpatchError(f"{name}: a module of this name is installed already; choose another name")
     environment = jinja2.Environment(
@@ -89,11 +94,6 @@ def new_method(
         "listed": listed(places),
         "places": {place: (f"{place}_" if len(places) > 1 else "", PLACES[place]) for place in places},
     }
-    names = {f"{name}.py": "method.py", f"test_{name}.py": "test_method.py", "pyproject.toml": "pyproject.toml"}
-    if not package:
-        del names["pyproject.toml"]
-    if existing := [out / file for file in names if (out / file).exists()]:
-        raise HfpatchError(f"{existing[0]}: exists already; choose another name, or --out")
     for file, template in names.items():
         path = out / file
         write_text(path, environment.get_template(f"{template}.jinja").render(values))

@@ -71,6 +71,11 @@ def test_the_stream_may_have_another_width_than_what_enters_the_attention():
         assert (parts[f"{name}_a"].in_features, parts[f"{name}_b"].out_features) == expected, name
 
 
+def test_files_that_it_wrote_are_no_installed_module(capsys):
+    assert main(["new-method", "one_place"]) == 0
+    assert "one_place.py: exists already; choose another name, or --out" in refused(capsys, "new-method", "one_place")
+
+
 def test_the_files_are_clean():
     pytest.importorskip("ruff")
     for name, places in MADE.items():
