@@ -154,7 +154,7 @@ def _read_parquet(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]
         raise HfpatchError(f"{path}: not a parquet file ({error})") from error
     columns = rows.select_columns(str(path), file.schema_arrow.names)
     try:
-        for batch in file.iter_batches(columns=columns):
-            yield from ((str(path), row) for row in batch.to_pylist())
+        every_row = (row for batch in file.iter_batches(columns=columns) for row in batch.to_pylist())
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(every_row, start=1))
     except (ArrowException, OSError) as error:
         raise HfpatchError(f"{path}: cannot be read ({error})") from error

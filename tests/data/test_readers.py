@@ -108,7 +108,7 @@ def test_rows_without_text_are_left_out_and_counted(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(jsonl({"text": None}, {"text": "one"}, {"text": None}, {"text": "two"}))
     parquet.write_table(pa.table({"text": ["one", None, "two", None]}), tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.parquet"):
-        with pytest.warns(UserWarning, match=rf"{name}: left out 2 rows whose 'text' is null"):
+        with pytest.warns(UserWarning, match=rf"{name}: left out rows whose 'text' is null: 2"):
             assert read(tmp_path / name) == ["one", "two"]
 
 
@@ -119,10 +119,14 @@ def test_a_byte_order_mark_is_no_text(tmp_path, name):
     assert read(tmp_path / name) == ["one"]
 
 
-def damaged_parquet():
+def parquet_of(texts):
     stream = io.BytesIO()
-    parquet.write_table(pa.table({"text": [f"{number} abcdefgh" for number in range(500)]}), stream)
-    content = bytearray(stream.getvalue())
+    parquet.write_table(pa.table({"text": texts}), stream)
+    return stream.getvalue()
+
+
+def damaged_parquet():
+    content = bytearray(parquet_of([f"{number} abcdefgh" for number in range(500)]))
     content[40:1000] = b"\xff" * 960  # inside a page; the table of contents is at the end
     return bytes(content)
 
@@ -150,6 +154,7 @@ def damaged_parquet():
         ("a.csv", b"txt\none\n", r"a.csv:2: no column 'text' \(did you mean 'txt'\?\)"),
         ("a.json", b'[{"text": "one"}, 3]', "a.json, row 2: is a JSON int; each row must be an object"),
         ("a.json", b'[{"text": "one"}', "a.json: not valid JSON .*; it must be a list of objects"),
+        ("a.parquet", parquet_of([["x"], None]), "a.parquet, row 1: column 'text' is list, not text"),
         ("a.parquet", b"no parquet", "a.parquet: not a parquet file"),
         ("a.parquet", damaged_parquet(), "a.parquet: cannot be read"),
     ],
