@@ -325,8 +325,9 @@ def put_override(values: dict[str, Any], override: str, model: type[BaseModel]) 
         elif fields and container.get(key) is None:
             container[key] = {}
         elif key not in container and (not is_last or (is_free and value is None)):
-            what = f"no entry {key!r} to take out" if is_last else f"unknown key {key!r}"
-            raise HfpatchError(f"{where}: {what}{nearest(key, container)}")
+            outer = ".".join(keys[:depth])
+            add = "" if is_last else f"; to add it, write {outer}.{key}={{{keys[depth + 1]}: ...}}"
+            raise HfpatchError(f"{where}: there is no {key!r} in {outer}{nearest(key, container)}{add}")
         if is_last and is_free and value is None:
             del container[at]
         elif is_last:

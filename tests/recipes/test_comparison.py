@@ -63,7 +63,7 @@ def test_overrides_are_yaml_values_under_dotted_keys(write, overrides, read, exp
         ("steps=60", ["unknown key 'steps'", "did you mean 'training.steps'"]),
         ("source=x", ["did you mean 'data.source'"]),
         ("data.lr=1", ["did you mean 'training.lr'"]),
-        ("methods.lor.0.r=60", ["lor", "did you mean 'lora'"]),
+        ("methods.lor.0.r=60", ["there is no 'lor' in methods (did you mean 'lora'?)", "write methods.lor={0: ...}"]),
         ("methods.lora.3.r=60", ["'3'", "list of 1"]),
         ("methods.lora.0.r.x=60", ["'x'", "number"]),
         ("name.first=x", ["'first'", "text"]),
@@ -322,7 +322,7 @@ def test_null_takes_an_entry_out_of_a_mapping(write):
     assert list(recipe.methods) == ["baseline", "pre_projection"]
     rates = ["training.learning_rates={skip: 0.1, lora: 0.2}", "training.learning_rates.skip=null"]
     assert load_recipe(write(PLAIN), rates).training.learning_rates == {"lora": 0.2}
-    assert "no entry 'lroa' to take out (did you mean 'lora'?)" in refused(write(PLAIN), "methods.lroa=null")
+    assert "there is no 'lroa' in methods (did you mean 'lora'?)" in refused(write(PLAIN), "methods.lroa=null")
     without = "methods.pre_projection=null", "tuning=null"
     assert "methods.matched.0.match is 'pre_projection', which is not among methods" in refused(write(SIX), *without)
 

@@ -55,7 +55,10 @@ def test_an_override_changes_adds_or_takes_out_a_variant(write):
     assert variants["wide"].training["lr"] == 0.5
     for override, message in (
         ("variants.wide.trainin.lr=1", "unknown key 'variants.wide.trainin' (did you mean 'training'?)"),
-        ("variants.wid.training.lr=1", "unknown key 'wid' (did you mean 'wide'?)"),
+        (
+            "variants.wid.training.lr=1",
+            "there is no 'wid' in variants (did you mean 'wide'?); to add it, write variants",
+        ),
     ):
         assert message in refused(write(STUDY), override, load=load_pretrain_or_study)
 
