@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, NonNegativeInt, ValidationError, model_validator
 
@@ -24,6 +24,8 @@ _READING = (*(name for name in _TEXT if name != "source"), "streaming")  # which
 
 class DataSettings(TextSource):
     """Where the training text comes from and how it becomes token blocks."""
+
+    instead_of: ClassVar[Mapping[str, str]] = {"source": "mixture", "mixture": "source"}
 
     source: PathText = "tinyworld/shifted"
     mixture: tuple[WeightedSource, ...] = ()

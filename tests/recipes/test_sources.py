@@ -25,7 +25,6 @@ def recipe(write):
         ([TWO, "data.mixture.1.wieght=2"], r"unknown key 'data.mixture.1.wieght' \(did you mean 'weight'\?\)"),
         ([TWO, "data.mixture.2.weight=2"], "'2' is not an index of a list of 2 items"),
         ([TWO, "data.mixture.1.weight=0"], "data.mixture.1.weight is 0; must be greater than 0"),
-        ([TWO, "data.source=c"], "data.source applies to one source; set it in each"),
         ([TWO, "data.max_documents=3"], "data.max_documents applies to one source"),
         ([TWO, "data.mixture.0.source=a.bin"], "data.mixture: data.source a.bin is a token file"),
         ([TWO, "data.mixture.0.format=messages", "data.layout=stream"], "data.mixture: data.layout is stream"),
@@ -72,6 +71,14 @@ def test_an_override_of_epochs_takes_the_place_of_steps(recipe):
     assert load_recipe(again) == in_epochs
     assert load_recipe(again, ["training.steps=7"]).training == load_recipe("quickstart", ["training.steps=7"]).training
     assert "epochs" not in load_recipe(recipe).training.model_dump()
+
+
+def test_an_override_of_a_mixture_takes_the_place_of_the_source(recipe):
+    texts = load_recipe("quickstart", [TWO, "data.max_documents=null"]).data
+    assert (texts.named, texts.source) == ("a, b", DataSettings().source)
+    assert load_recipe(recipe, [TWO, "data.source=c"]).data.named == "c"
+    recipe.write_text("{name: r, data: {source: c, mixture: [{source: a}, {source: b}]}, methods: {baseline: []}}")
+    assert "data.source applies to one source; set it in each" in refused(recipe)
 
 
 @pytest.mark.parametrize(
