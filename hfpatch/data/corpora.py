@@ -149,10 +149,11 @@ def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[Docum
         count += 1
         yield document
     if count == 0:
-        raise HfpatchError(
-            f"data.source {settings.source}: no document has {settings.min_characters} characters; "
-            "lower data.min_characters or choose another source"
-        )
+        if settings.min_characters > 1:
+            why = f"no document has {settings.min_characters} characters; lower data.min_characters or"
+        else:
+            why = f"no document has text; correct data.split ({settings.split}) or"
+        raise HfpatchError(f"data.source {settings.source}: {why} choose another source")
 
 
 def documents(settings: DataSettings, *, data_dir: Path | None = None) -> Iterator[str]:

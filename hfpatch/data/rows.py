@@ -86,7 +86,12 @@ class Rows:
                 yield Document(document, group)
         finally:
             if any_documents and skipped:
-                warnings.warn(f"{source}: left out {skipped} rows whose {left_out}", stacklevel=1)
+                warnings.warn(f"{source}: left out rows whose {left_out}: {skipped}", stacklevel=1)
+        if any_documents and self.beginning is not None and not begun:
+            pattern = self.beginning.pattern
+            raise HfpatchError(
+                f"{source}: no text matches data.group ({pattern!r}), so all of it would be one group; correct it"
+            )
         if skipped and not any_documents:
             key = COLUMNS[self.format][0]
             raise HfpatchError(f"{source}: column {left_out} in every row; set data.{key}")
