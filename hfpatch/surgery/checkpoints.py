@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.support.files import atomic_file
 from hfpatch.surgery.bases import difference, fingerprint
-from hfpatch.surgery.part_files import read_tensors, require_all_saved, tensor_identity, write_patch
+from hfpatch.surgery.part_files import read_tensors, require_all_saved, require_values, tensor_identity, write_patch
 from hfpatch.surgery.scale import require_as_trained
 from hfpatch.tuners.adapters import adapter_state
 
@@ -51,8 +51,8 @@ def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, 
     adapter is one safetensors file, as PEFT reads it, whatever ``max_shard_size`` and ``safe_serialization`` say.
 
     Raises:
-        HfpatchError: if a trained tensor is not in the files, the patch is scaled or merged, or several adapters are
-            saved with an option.
+        HfpatchError: if a trained tensor is not in the files, the patch is scaled, merged, offloaded or sharded, or
+            several adapters are saved with an option.
     """
     require_as_trained(model)
     directory, names = Path(save_directory), list(model.peft_config)
@@ -60,6 +60,8 @@ def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, 
     if _is_own_state(model, options.get("state_dict")):
         del options["state_dict"]
     sharded = "state_dict" in options
+    if not sharded:
+        require_values(model)
     if len(names) == 1:
         type(model).save_pretrained(model, directory, is_main_process=is_main_process, **options)
         if is_main_process and not sharded:

@@ -30,6 +30,7 @@ from hfpatch.surgery.part_files import (
     TENSORS,
     adapter_tensors,
     read_tensors,
+    require_values,
     tensor_identity,
     tensors_of,
     write_patch,
@@ -56,8 +57,8 @@ def save_patch(model: Any, directory: str | Path) -> Path:
         directory: the folder; an older patch there is replaced, a link is followed.
 
     Raises:
-        HfpatchError: if the model has no adapters, or scaled, merged or offloaded ones, a trained tensor would not be
-            in the patch, the folder contains other files, or it cannot be written; no partial files remain.
+        HfpatchError: if the model has no adapters, or scaled, merged, offloaded or sharded ones, a trained tensor would
+            not be in the patch, the folder contains other files, or it cannot be written; no partial files remain.
     """
     model = getattr(model, "_orig_mod", model)  # in the wrapper of torch.compile
     if isinstance(model, PeftMixedModel | PeftModel):
@@ -66,11 +67,7 @@ def save_patch(model: Any, directory: str | Path) -> Path:
         raise HfpatchError("the model has no adapters to save; call hfpatch.patch(model, config) first")
     require_untouched_base(stack(model).values())
     require_as_trained(model)
-    if away := [name for name, parameter in adapter_parameters(model).items() if parameter.is_meta]:
-        raise HfpatchError(
-            f"{away[0]}: has no values here (offloaded, or on the meta device); save the patch before accelerate "
-            "offloads the model, or call accelerate.hooks.remove_hook_from_module(model, recurse=True) first"
-        )
+    require_values(model)
     directory = Path(directory)
     if directory.is_dir() and any(directory.iterdir()):  # all of it is replaced
         if not (directory / MANIFEST).is_file():

@@ -72,6 +72,21 @@ def write_patch(model: Any, folder: Path, directory: Path) -> None:
     write_text(folder / CARD, patch_card(base, adapters))
 
 
+def require_values(model: nn.Module) -> None:
+    """Raise :class:`HfpatchError` if tensors of adapters have no values in this process, or a part of them."""
+    for name, parameter in adapter_parameters(model).items():
+        if parameter.is_meta:
+            raise HfpatchError(
+                f"{name}: has no values here (offloaded, or on the meta device); save the patch before accelerate "
+                "offloads the model, or call accelerate.hooks.remove_hook_from_module(model, recurse=True) first"
+            )
+        if hasattr(parameter, "full_tensor"):
+            raise HfpatchError(
+                f"{name}: is sharded over processes; call save_pretrained(state_dict=...) with the gathered state of "
+                "one adapter, or train a stack under DDP or with hfpatch train"
+            )
+
+
 def require_all_saved(model: nn.Module, written: Counter[_Identity], directory: Path) -> None:
     """Check that each tensor that is trainable or of an adapter was written, bit for bit.
 

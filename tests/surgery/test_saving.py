@@ -5,9 +5,12 @@ import copy
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed as dist
 from accelerate import cpu_offload, disk_offload
 from families import VOCABULARY, logits_of, make_model, make_tokens, perturb
 from peft import IA3Config, LNTuningConfig, LoraConfig, PeftModel, get_peft_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hfpatch
@@ -160,3 +163,18 @@ def test_an_offloaded_model_is_the_same_base_and_peft_has_no_values_for_its_adap
         hfpatch.patch(offloaded, LoraConfig(r=2, **QUERIES))
     assert {name: p.requires_grad for name, p in offloaded.named_parameters()} == before
     assert not any(p.is_meta for p in hfpatch.patch(make_model("gemma2"), LoraConfig(r=2, **QUERIES)).parameters())
+
+
+@pytest.mark.parametrize(
+    "parts", [[PreProjectionConfig()], [PreProjectionConfig(), all_linear()]], ids=["one", "stack"]
+)
+def test_sharded_adapters_are_refused_in_one_line(parts, tmp_path):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = fully_shard(hfpatch.patch(make_model("llama"), parts), mesh=init_device_mesh("cpu", (1,)))
+        for save in (hfpatch.save_patch, lambda model, folder: model.save_pretrained(folder)):
+            with pytest.raises(HfpatchError, match=r"\.weight: is sharded over processes; "):
+                save(model, tmp_path / "saved")
+    finally:
+        dist.destroy_process_group()
+    assert not (tmp_path / "saved").exists()

@@ -107,8 +107,9 @@ def test_a_patch_elsewhere_is_counted_scaled_saved_and_removed(way, tmp_path):
         away(tokens, labels=tokens, use_cache=False).loss.backward()
         assert {p.grad is not None for name, p in away.named_parameters() if "hfpatch_" in name} == {True}
     if "after" in way:
-        with pytest.raises(hfpatch.HfpatchError, match="has no values here"):
-            hfpatch.save_patch(away, tmp_path / "saved")
+        for save in (hfpatch.save_patch, lambda model, folder: model.save_pretrained(folder)):
+            with pytest.raises(hfpatch.HfpatchError, match="has no values here"):
+                save(away, tmp_path / "saved")
         assert not (tmp_path / "saved").exists()
         back = remove_hook_from_module(WAYS[way](config, tmp_path / "again"), recurse=True)
         hfpatch.save_patch(back, tmp_path / "saved")
