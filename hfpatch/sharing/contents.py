@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ _REPORT = (
     *("results.csv", "results.tex", "report.html", "report.md"),
 )
 _BASE_NAMES = {"adapter_config.json": ("base_model_name_or_path",), "patch.json": ("base", "name")}
+_OF_TRAINER = re.compile(
+    r"training_args\.bin|trainer_state\.json|(optimizer|scheduler|scaler)\.(pt|bin)|rng_state.*\.pth|model\.safetensors"
+)
 _MARKERS = ("patch.json", "adapter_config.json", "config.json")
 
 
@@ -37,10 +41,10 @@ def contents(
     """Return the files of a folder that are shared.
 
     Of a run: recipe, plan, results, report, figures, training curves and patches, with a card; not the checkpoints,
-    and not the per-document records, which hold text of the data sets. Of a patch or an export: everything. A link that
-    leads out of the folder is left out, with a warning. Local paths in the report of a run and that of a patch's base
-    are cut down to names. One method's patch has its scores beside it, as the hub
-    reads them.
+    and not the per-document records, which hold text of the data sets. Of a patch or an export: everything but what a
+    checkpoint of Trainer has beside the patch, to resume. A link that leads out of the folder is left out, with a
+    warning. Local paths in the report of a run and that of a patch's base are cut down to names. One method's patch has
+    its scores beside it, as the hub reads them.
 
     Args:
         folder: a folder written by `compare`, `save_patch` or `export`.
@@ -56,7 +60,9 @@ def contents(
         if method is not None or seed is not None:
             raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
         if any((folder / name).is_file() for name in _MARKERS):
-            return _tree(folder, folder)
+            is_patch = not (folder / "config.json").is_file()
+            files = _tree(folder, folder)
+            return {name: file for name, file in files.items() if not (is_patch and _OF_TRAINER.fullmatch(name))}
         refuse_a_run(folder)
         raise HfpatchError(f"{folder}: contains no finished run, patch or export; give a folder that hfpatch wrote")
 

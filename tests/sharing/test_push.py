@@ -14,7 +14,9 @@ import yaml
 from cli.conftest import refused
 from families import make_model
 from huggingface_hub import HfApi, constants
+from peft import get_peft_model
 from reporting.conftest import example, write_run
+from transformers import Trainer, TrainingArguments
 
 import hfpatch
 from hfpatch import HfpatchError, sharing
@@ -187,6 +189,19 @@ def test_a_patch_alone_goes_whole(tmp_path):
     hfpatch.save_patch(model, tmp_path / "patch")
     files = contents(tmp_path / "patch")
     assert {path for path in files if "/" not in path} == {"patch.json", "README.md"}
+
+
+def test_what_trainer_resumes_from_is_left_out(tmp_path):
+    """Its pickles name paths of this machine, and the optimiser's state is larger than the patch."""
+    options = {"max_steps": 1, "save_steps": 1, "report_to": [], "use_cpu": True, "disable_tqdm": True}
+    rows = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}] * 8
+    for wrap in (hfpatch.patch, get_peft_model):
+        model = wrap(make_model("gpt2"), hfpatch.PreProjectionConfig())
+        Trainer(model, TrainingArguments(tmp_path, **options), train_dataset=rows).train()
+        checkpoint = tmp_path / "checkpoint-1"
+        assert {"training_args.bin", "optimizer.pt"} <= {path.name for path in checkpoint.iterdir()}
+        shared = {*contents(checkpoint)} - {"generation_config.json"}
+        assert shared == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
 
 
 @pytest.mark.parametrize(
