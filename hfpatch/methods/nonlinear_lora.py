@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
@@ -65,8 +64,8 @@ class NonlinearLoraConfig(MethodConfig):
             raise HfpatchError(f"targets={list(self.targets)} must name query, key, value or output, each at most once")
 
     def build(self, site: MethodSite, seed: int) -> nn.ModuleDict:
-        """Return A (``down``) and B (``up``) of every target."""
-        parts = nn.ModuleDict()
+        """Return A (``down``) and B (``up``) of every target, and dropout where asked for."""
+        parts = nn.ModuleDict({"dropout": nn.Dropout(self.dropout)} if self.dropout else {})
         for target in self.targets:
             read = site.mixed_size if target == "output" else site.hidden_size
             down, up = nn.Linear(read or 0, self.rank, bias=False), nn.Linear(self.rank, site.width(target), bias=False)
@@ -104,7 +103,7 @@ class NonlinearLoraConfig(MethodConfig):
         """Return σ(x A) B, scaled, ``(batch, seq, out)``."""
         down, up = parts[f"{target}_down"], parts[f"{target}_up"]
         if self.dropout:
-            x = F.dropout(x, self.dropout, down.training)
+            x = parts["dropout"](x)
         scale = 2.0 if self.alpha is None else self.alpha / self.rank
         changed: Tensor = up(activation(self.activation)(down(x))) * scale
         return changed

@@ -65,12 +65,14 @@ class PreProjectionConfig(MethodConfig):
             raise HfpatchError(f"dropout={self.dropout} must be at least 0 and below 1")
 
     def build(self, site: MethodSite, seed: int) -> nn.ModuleDict:
-        """Return W_up and W_down, unless the skip is alone, and where asked for W_gate and W_skip."""
+        """Return W_up and W_down, unless the skip is alone, and where asked for W_gate, dropout and W_skip."""
         drawn: dict[str, Any] = {"init": self.init, "seed": seed, "name": f"{site.name}.preproj"}
         parts = nn.ModuleDict()
         if self.expansion:
             pre = PreProjection(hidden_size=site.hidden_size, expansion=self.expansion, gated=self.gated, **drawn)
             parts.update({"up": pre.up, "down": pre.down} | ({} if pre.gate is None else {"gate": pre.gate}))
+            if self.dropout:
+                parts["dropout"] = nn.Dropout(self.dropout)  # a module, which TRL's disable_dropout finds
         if self.content_skip:
             parts["skip"] = ContentSkip(hidden_size=site.hidden_size, **drawn).skip
         return parts
@@ -91,8 +93,7 @@ class PreProjectionConfig(MethodConfig):
             down=parts["down"],
             gate=parts["gate"] if self.gated else None,
             act=activation(self.activation),
-            dropout=self.dropout,
-            training=parts["up"].training,
+            dropout=parts["dropout"] if self.dropout else None,
         )
 
     def left(self, parts: Parts, branch: Tensor, x: Tensor, site: MethodSite) -> Tensor:

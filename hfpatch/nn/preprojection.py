@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
@@ -37,18 +36,17 @@ def pre_project(
     down: nn.Linear,
     gate: nn.Linear | None,
     act: Activation,
-    dropout: float = 0.0,
-    training: bool = False,
+    dropout: nn.Module | None = None,
 ) -> Tensor:
     """Return x~ = x + W_down σ(W_up x), or x + W_down (σ(W_gate x) ⊙ W_up x) with a gate.
 
-    x and x~ are ``(batch, seq, hidden)``; ``dropout`` is the probability of dropping an inner activation in training.
+    x and x~ are ``(batch, seq, hidden)``; ``dropout`` drops inner activations in training.
     Computed in the dtype of the weights and returned in that of ``x``, so that fp32 weights serve any base.
     """
     h = _as_read_by(up, x)
     inner = act(up(h)) if gate is None else act(gate(h)) * up(h)  # (batch, seq, inner)
-    if dropout:
-        inner = F.dropout(inner, dropout, training)
+    if dropout is not None:
+        inner = dropout(inner)
     changed: Tensor = x + down(inner)
     return changed.to(x.dtype)
 
@@ -94,7 +92,7 @@ class PreProjection(nn.Module):
         check_init(init)
         inner = inner_width(hidden_size, expansion)
         self.act = activation(activation_name)
-        self.dropout = dropout
+        self.dropout = nn.Dropout(dropout) if dropout else None
         self.up = nn.Linear(hidden_size, inner, bias=False)
         self.gate = nn.Linear(hidden_size, inner, bias=False) if gated else None
         self.down = nn.Linear(inner, hidden_size, bias=False)
@@ -108,9 +106,7 @@ class PreProjection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x to x~, both ``(batch, seq, hidden)``."""
-        return pre_project(
-            x, up=self.up, down=self.down, gate=self.gate, act=self.act, dropout=self.dropout, training=self.training
-        )
+        return pre_project(x, up=self.up, down=self.down, gate=self.gate, act=self.act, dropout=self.dropout)
 
 
 class ContentSkip(nn.Module):
