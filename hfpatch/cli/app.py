@@ -70,7 +70,10 @@ def compare(
     folder = out or Path("runs") / loaded.name
     earlier = folder / "recipe.yaml"
     earlier_methods = read_yaml(earlier).get("methods") if resume and earlier.is_file() else None
-    loaded = options.only_methods(loaded, methods, earlier_methods if isinstance(earlier_methods, dict) else ())
+    also = list(earlier_methods) if isinstance(earlier_methods, dict) else []
+    if not (folder / "questions.json").is_file():  # only `train` was here, whose recipe has all methods
+        also = [name for name in also if (folder / "runs" / name).is_dir()]
+    loaded = options.only_methods(loaded, methods, also)
     with loading_libraries():
         from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import compare as run_compare

@@ -224,7 +224,9 @@ def test_some_methods_of_a_recipe_are_run_and_resume_adds_others(capsys, tmp_pat
     recipe.write_text(MORE)
     out = tmp_path / "out"
     resumed = ["compare", str(recipe), "--out", str(out), "--resume"]
-    assert main(["compare", str(recipe), "--methods", "pre_projection", "--out", str(out)]) == 0
+    assert main(["train", str(recipe), "--method", "pre_projection", "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main([*resumed, "--methods", "pre_projection"]) == 0
     printed, notes = capsys.readouterr()
     assert "note: pre_projection is not compared with lora, which --methods leaves out" in notes
     assert all(word in printed for word in ("baseline", "pre_projection", "tinyworld_cloze", "not tuned"))
