@@ -88,4 +88,4 @@ def test_hostile_text_stays_text(hostile, tmp_path):
 def test_the_committed_results_are_shown_whole(tmp_path):
     shutil.copytree(RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.csv", "*.svg", "*.html"))
     (summary,) = write_explorer([tmp_path / "results"], tmp_path / "explore.html").summary  # nothing is left out
-    assert summary.text.endswith(f" of {len(list(RESULTS.glob('**/results.json')))} runs")
+    assert summary.text.endswith(f", runs: {len(list(RESULTS.glob('**/results.json')))}")
