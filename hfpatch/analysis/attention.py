@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from hfpatch.analysis.running import Batch, Tokens, run
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import base_model, find_sites
 from hfpatch.support.modes import hooked
+from hfpatch.tuners.hidden_state import argument_names
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,15 @@ def head_attention(model: nn.Module, batches: Iterable[Batch]) -> list[HeadAtten
     handles = []
     for site in find_sites(model):
         handles.append(site.attention.register_forward_hook(partial(read, site.layer)))
-        if "output_attentions" in signature(site.attention.forward).parameters:  # Falcon's returns them only if asked
-            handles.append(
-                site.attention.register_forward_pre_hook(
-                    lambda module, args, kwargs: (args, {**kwargs, "output_attentions": True}), with_kwargs=True
-                )
-            )
+        if (asked := "output_attentions") in (names := argument_names(site.attention)):  # Falcon returns them if asked
+            at = names.index(asked)
+
+            def ask(module: nn.Module, args: Any, kwargs: Any, at: int = at) -> Any:
+                if len(args) > at:
+                    return (*args[:at], True, *args[at + 1 :]), kwargs
+                return args, {**kwargs, asked: True}
+
+            handles.append(site.attention.register_forward_pre_hook(ask, with_kwargs=True))
     base: Any = base_model(model)
     implementation = base.config._attn_implementation
     with hooked(handles):

@@ -107,6 +107,8 @@ def weight_matrix(module: nn.Module) -> Tensor:
 
 def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
     """Return one target's matrix ``(hidden, out)``."""
+    if target not in site.projections:  # some layers read the keys of another one
+        raise HfpatchError(f"layer {site.layer}: no projection computes only the {target}")
     module, columns = site.projection_module(target), site.projections[target].columns
     if features(module)[0] != site.hidden_size:
         raise HfpatchError(

@@ -159,9 +159,8 @@ class _Moments:
         self.rr = torch.zeros(width).double()
 
     def add(self, tokens: Tokens, x: Tensor, query: Tensor, key: Tensor) -> None:
-        counted = tokens.counted.cpu()
-        x = x[counted]
-        r = torch.cat([query, key], dim=-1)[counted] - x @ self.linear
+        x = tokens.of(x)
+        r = tokens.of(torch.cat([query, key], dim=-1)) - x @ self.linear
         self.count += len(x)
         self.x += x.sum(0)
         self.r += r.sum(0)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.support.modes import evaluating
 from hfpatch.tuners.config import MethodConfig
@@ -31,6 +32,18 @@ class Tokens:
     """bool, False for padding."""
     positions: Tensor
     """long, from 0 in each document; padding has 0 too."""
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the values of the tokens that are counted: ``(batch, seq, n)`` -> ``(tokens, n)``, in fp64 on the CPU.
+
+        Raises:
+            HfpatchError: if they are of other positions, in models that add some to the text or read it in pieces.
+        """
+        if values.shape[:2] != self.counted.shape:
+            rows, length = self.counted.shape
+            read = " x ".join(map(str, values.shape[:-1]))
+            raise HfpatchError(f"an attention reads {read} positions of {rows} x {length} tokens, so none is a token's")
+        return values.detach().cpu().double()[self.counted.cpu()]
 
     @property
     def pairs(self) -> Tensor:
@@ -99,9 +112,8 @@ class TokenMeans(Generic[Key]):
     def add(self, key: Key, values: Tensor) -> None:
         """Add ``(batch, seq, n)`` numbers."""
         assert self._tokens is not None
-        counted = self._tokens.counted.cpu()
-        values = values.detach().cpu().double()[counted]
-        positions = self._tokens.positions.cpu()[counted]
+        values = self._tokens.of(values)
+        positions = self._tokens.positions.cpu()[self._tokens.counted.cpu()]
         old_sums, old_counts = self._sums.get(key, (torch.zeros(0, values.shape[-1]).double(), torch.zeros(0).double()))
         new = max(0, int(positions.max()) + 1 - len(old_counts)) if len(positions) else 0  # positions not yet seen
         sums = F.pad(old_sums, (0, 0, 0, new)).index_add_(0, positions, values)

@@ -2,14 +2,16 @@ import math
 
 import pytest
 import torch
+from architectures.catalogue import make
 from families import HIDDEN, make_model, make_tokens, perturb
 from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, ZambaConfig
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch, scale_patch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, find_sites, patch, scale_patch
 from hfpatch.analysis.ablation import ablate_layers, document_losses
+from hfpatch.analysis.attention import head_attention
 from hfpatch.analysis.heads import head_weights
-from hfpatch.analysis.linearised import is_nonlinear
+from hfpatch.analysis.linearised import is_nonlinear, linearise
 from hfpatch.analysis.norms import BUILT_IN, pre_projection_sizes, query_sizes, skip_norms, skip_sizes
 from hfpatch.analysis.relation import head_relations
 from hfpatch.models import build_scratch
@@ -264,3 +266,29 @@ def test_a_layer_that_is_not_below_its_attention_is_found():
     assert len([size for size in query_sizes(model, tokens) if size.size > 0]) == len(sites)
     for before, after in zip(head_weights(model, patched=False), head_weights(model), strict=True):
         torch.testing.assert_close(after.query, before.query / 2)  # what the literal form leaves of x W_Q
+
+
+ODD = {
+    "gemma4_text/kv_shared": {"relation": "layer 2: no projection computes only the key"},
+    "cpmant": {
+        "sizes": "an attention reads 2 x 44 positions of 2 x 12 tokens, so none is a token's",
+        "linearised": "an attention reads 2 x 44 positions of 2 x 12 tokens, so none is a token's",
+        "attention": "layer 0: CpmAntAttention does not return its attention weights",
+    },
+}
+
+
+@pytest.mark.parametrize(("case", "what"), [(case, what) for case in ODD for what in ODD[case]])
+def test_what_a_model_does_not_have_is_refused_in_one_line(case, what):
+    """Layers that read another one's keys, and attentions of more positions than the text has."""
+    model = make(case)
+    patch(model, PreProjectionConfig())
+    batch = {"input_ids": torch.arange(3, 27).reshape(2, 12)}
+    measure = {
+        "relation": lambda: head_weights(model),
+        "sizes": lambda: pre_projection_sizes(model, [batch]),
+        "linearised": lambda: linearise(patch(make(case), NonlinearQueryConfig(rank=2)), [batch], [batch]),
+        "attention": lambda: head_attention(model, [batch]),
+    }
+    with pytest.raises(HfpatchError, match=f"^{ODD[case][what]}"):
+        measure[what]()
