@@ -141,6 +141,11 @@ class HfpatchLM(HFLM):
             raise HfpatchError(f"{type(self.model).__name__} is not a causal language model; hfpatch scores no other")
         self._device = input_device(self.model)
         check_tokenizer(self.model, self.tokenizer)
+        if self.prefix_token_id is None:
+            raise HfpatchError(
+                "the tokenizer has neither a bos_token nor an eos_token, with one of which lm-eval begins a text that has "
+                "no context; set one of them in the tokenizer's files"
+            )
 
         # are rows longer than the model's table of position embeddings, if it has one?
         longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)

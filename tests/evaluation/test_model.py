@@ -7,7 +7,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
-from transformers import CONFIG_MAPPING, BartForConditionalGeneration
+from transformers import CONFIG_MAPPING, BartForConditionalGeneration, PreTrainedTokenizerFast
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, save_patch, unpatch
 from hfpatch.errors import HfpatchError
@@ -189,6 +189,12 @@ def test_nan_names_the_document_and_the_first_layer(tokenizer, support):
     with pytest.raises(HfpatchError, match=r"NaN \(first in gpt_neox\.layers\.1\.mlp\.dense_4h_to_h\)"):
         scorer.loglikelihood(requests("loglikelihood", [("Anna left", " the chair")]))
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_tokenizer_without_a_first_token_is_refused(model, tokenizer):
+    bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    with pytest.raises(HfpatchError, match="neither a bos_token nor an eos_token"):
+        HfpatchLM(model, tokenizer=bare)
 
 
 def test_what_cannot_be_scored_names_the_document(model, tokenizer, support):
