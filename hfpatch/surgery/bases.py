@@ -498,4 +498,9 @@ def loading(what: str, *, gguf: bool = False) -> Iterator[None]:
                 f"{what} contains code of its own, which hfpatch runs only on request; read it, then give eval, "
                 "inspect or check --trust-remote-code (in a recipe: model.trust_remote_code=true)"
             ) from error
+        if "backend tokenizer" in str(error):
+            raise HfpatchError(
+                f"{what} cannot be loaded: there is no tokenizer that transformers can read; save the model's own in its "
+                "folder"
+            ) from error
         raise HfpatchError(f"{what} cannot be loaded: {first_line(error)} {advice}") from error
