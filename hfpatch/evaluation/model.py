@@ -143,7 +143,7 @@ class HfpatchLM(HFLM):
         check_tokenizer(self.model, self.tokenizer)
         if self.prefix_token_id is None:
             raise HfpatchError(
-                "the tokenizer has neither a bos_token nor an eos_token, with one of which lm-eval begins a text that has "
+                "the tokenizer has neither a bos_token nor an eos_token, with one of which lm-eval begins a text with "
                 "no context; set one of them in the tokenizer's files"
             )
 

@@ -500,7 +500,7 @@ def loading(what: str, *, gguf: bool = False) -> Iterator[None]:
             ) from error
         if "backend tokenizer" in str(error):
             raise HfpatchError(
-                f"{what} cannot be loaded: there is no tokenizer that transformers can read; save the model's own in its "
-                "folder"
+                f"{what} cannot be loaded: there is no tokenizer that transformers can read; save the model's own in "
+                "its folder"
             ) from error
         raise HfpatchError(f"{what} cannot be loaded: {first_line(error)} {advice}") from error
