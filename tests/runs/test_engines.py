@@ -485,16 +485,21 @@ def test_a_unit_that_ends_its_workers_is_tried_three_times_and_costs_no_other(fo
     assert list(log.done) == ["two · seed 0"]
 
 
-class KillParent(Kill):
-    """Kills the process that started the worker in place of the worker: what forks workers, or torchrun."""
+class KillAnother(Kill):
+    """Kills, in place of the worker, what started it, which forks workers or is torchrun, or else its second process."""
+
+    def __init__(self, run, victim):
+        super().__init__(run, times=1)
+        self.victim = victim
 
     def placed(self, run, action, node):
         Log.placed(self, run, action, node)
         if run == self.run and self.times:
             self.times -= 1
-            parent = psutil.Process(int(node.rpartition(":")[2])).parent()
-            self.orphans = parent.children()
-            parent.kill()
+            worker = psutil.Process(int(node.rpartition(":")[2]))
+            self.orphans = worker.parent().children()
+            others = [orphan for orphan in self.orphans if orphan != worker]
+            {"parent": worker.parent(), "second": others and others[0]}[self.victim].kill()
 
     def lost(self, run, reason):
         super().lost(run, reason)
@@ -503,12 +508,13 @@ class KillParent(Kill):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_run_goes_on_after_the_process_that_started_its_worker_was_killed(count, study, straight_study, tmp_path):
-    log, steps = KillParent("one · seed 0", times=1), study.training.steps if count == 1 else 60
+@pytest.mark.parametrize(("count", "victim"), [(1, "parent"), (2, "parent"), (2, "second")])
+def test_a_run_goes_on_after_another_process_of_its_worker_was_killed(count, victim, study, straight_study, tmp_path):
+    log, steps = KillAnother("one · seed 0", victim), study.training.steps if count == 1 else 60
     study = study.model_copy(update={"training": study.training.model_copy(update={"steps": steps})})
     pretrain_study(study, tmp_path / "out", engine=EngineSettings(jobs=1, processes_per_run=count), progress=log)
-    assert log.reasons == [("one · seed 0", "exit code -9")]
+    ((run, reason),) = log.reasons
+    assert (run, reason.partition(":")[0]) == ("one · seed 0", f"exit code {-9 if victim == 'parent' else 1}")
     assert len(log.orphans) == count
     if count == 1:
         assert_equal(tmp_path / "out", straight_study)

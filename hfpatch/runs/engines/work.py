@@ -48,6 +48,8 @@ PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 """How long to wait between two looks at a queue: ten times as long as one takes, which may be on a slow file system."""
 TELL_S = 0.5
 """How often a worker writes how far its unit is."""
+OTHERS_S = 5.0
+"""How long a process that shares runs waits after an error: if another one has ended, it is ended within that time."""
 EVENTS = ("started", "stepped", "evaluating", "scored", "finished")
 _PACKAGE = str(Path(__file__).parents[2])
 
@@ -161,6 +163,8 @@ class Worker:
                     error += f"; its traceback is in {traceback_file}"
         if error is not None:
             self._session = None  # its inputs may have changed
+            if job.settings.processes > 1:  # an error that the end of another process caused is not the unit's
+                time.sleep(OTHERS_S)
         messages = [str(warning.message) for warning in caught if warning.filename.startswith(_PACKAGE)]
         return entry.model_copy(update={"ended": True, "error": error, "warnings": messages})
 
