@@ -169,7 +169,7 @@ def test_check_on_the_folder(tmp_path, monkeypatch):
     for arguments in ([], ["--config-only"]):
         result = CliRunner().invoke(app, ["check", str(tmp_path), *arguments])
         assert result.exit_code == 0, result.output
-        assert result.output.count("ok  ") == 38, result.output
+        assert result.output.count("ok  ") == 46, result.output
         assert "FAIL" not in result.output
     hfpatch.save_patch(hfpatch.patch(build("gpt_neox", anchor="weight"), STACK), tmp_path / "patch")
     line = CliRunner().invoke(app, ["export", str(tmp_path / "patch"), "--model", str(tmp_path)])
