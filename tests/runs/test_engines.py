@@ -486,7 +486,7 @@ def test_a_unit_that_ends_its_workers_is_tried_three_times_and_costs_no_other(fo
 
 
 class KillAnother(Kill):
-    """Kills, in place of the worker, what started it, which forks workers or is torchrun, or else its second process."""
+    """Kills another process than the worker: its parent, which forks workers or is torchrun, or its second process."""
 
     def __init__(self, run, victim):
         super().__init__(run, times=1)
