@@ -171,6 +171,7 @@ def test_a_worker_whose_parent_was_killed_is_ended_and_writes_no_more(tmp_path):
         (worker.folder / f"{os.getpid()}.born").write_text("0")  # of a process that had this id before
         assert worker.ended() == "exit code -9"
         worker.end()
+        work.begin(worker.folder)  # in a process that was still loading: there is no task
         assert orphan.poll() == -signal.SIGKILL  # at once: the next worker may take its unit
 
 
@@ -499,6 +500,8 @@ class KillAnother(Kill):
             worker = psutil.Process(int(node.rpartition(":")[2]))
             self.orphans = worker.parent().children()
             others = [orphan for orphan in self.orphans if orphan != worker]
+            while others and len(list(Path(worker.cmdline()[-1]).glob(work.BORN))) <= len(others):
+                time.sleep(0.01)  # until all have begun
             {"parent": worker.parent(), "second": others and others[0]}[self.victim].kill()
 
     def lost(self, run, reason):

@@ -94,6 +94,7 @@ class ForkedWorker:
 
 def _end_processes(folder: Path) -> None:
     """End a worker's processes, which outlive for a while what started them, and would write into the queue."""
+    (folder / TASK).unlink(missing_ok=True)  # without which one that has not begun ends, see `begin`
     for file in folder.glob(BORN):
         pid, born = int(file.stem), file.read_text()
         if birth(pid) == born:

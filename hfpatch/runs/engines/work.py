@@ -175,8 +175,10 @@ def pause(begin: float) -> None:
 
 
 def begin(folder: Path) -> None:
-    """Work on what a new process finds in its folder."""
+    """Work on what a new process finds in its folder, which is nothing if its worker was ended meanwhile."""
     (folder / BORN.replace("*", str(os.getpid()))).write_text(str(birth(os.getpid())))
+    if not (folder / TASK).exists():
+        return
     tqdm.set_lock(threading.RLock())  # the default is a semaphore, which leaks when the process is killed
     quiet_libraries()
     work(*pickle.loads((folder / TASK).read_bytes()))
