@@ -114,7 +114,7 @@ def remove_lost(out: Path, name: str, token: str) -> None:
 
 
 def remove_abandoned(out: Path) -> None:
-    """Remove the locks of killed processes, also those that nobody takes again, as on work that is complete."""
+    """Remove the locks of killed processes, including those on complete work, which nobody takes again."""
     for path in (out / FOLDER).glob("[!.]*"):
         with suppress(HfpatchError):  # whoever takes one that cannot be read says so
             holder = _read(path)

@@ -244,7 +244,7 @@ def pretrain(
                 result.write(run.paths.result)
             state.wait_for_everyone()
             progress.finished(run.name, result.summary)
-    if state.is_main_process and not recipe.training.keep_finished:  # also those that a kill has left
+    if state.is_main_process and not recipe.training.keep_finished:  # including those of a killed process
         shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
     written: dict[str, Any] = read_json(run.paths.result)
     return written
