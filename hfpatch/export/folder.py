@@ -15,8 +15,7 @@ from hfpatch.support.files import atomic_directory, read_json, write_text
 from hfpatch.surgery.bases import load_base, locate
 from hfpatch.surgery.card import base_licence, export_card, shown_base
 from hfpatch.surgery.folder import load_patch
-from hfpatch.surgery.manifest import MANIFEST, read_manifest, refuse_a_run
-from hfpatch.surgery.part_files import CONFIG
+from hfpatch.surgery.manifest import CONFIG, MANIFEST, read_manifest, refuse_a_run
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _TEMPLATE, _GENERATION = "chat_template.jinja", "generation_config.json"

@@ -31,6 +31,7 @@ from hfpatch.sites import count_values
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.files import hash_values, sha256_file
 from hfpatch.surgery.bases import Base, load_base, place_base, require_causal
+from hfpatch.surgery.manifest import CONFIG, MANIFEST
 from hfpatch.surgery.placement import Placement
 from hfpatch.training.processes import start_processes, start_ranks
 
@@ -38,7 +39,6 @@ BASE = "base"
 ANSWERS = "answers"
 RESERVED = (ANSWERS, FOLDER)
 """Folders of an evaluation that are not of a model or patch."""
-_PATCH_FILES = ("adapter_config.json", "patch.json")
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def model_variants(models: Sequence[ModelSettings]) -> list[Variant]:
 def hash_patch(folder: Path) -> str:
     """Return the hash of the files of a patch that decide its scores, which its cards do not."""
     files = sorted(folder.rglob("*"))
-    files = [path for path in files if path.suffix == ".safetensors" or path.name in _PATCH_FILES]
+    files = [path for path in files if path.suffix == ".safetensors" or path.name in (CONFIG, MANIFEST)]
     listing = "".join(f"{path.relative_to(folder).as_posix()} {sha256_file(path)}\n" for path in files)
     return hashlib.sha256(listing.encode()).hexdigest()
 

@@ -41,6 +41,7 @@ from hfpatch.surgery.gguf_files import (
     parsed_once,
     read_gguf,
 )
+from hfpatch.surgery.manifest import refuse_as_model
 from hfpatch.surgery.placement import require_devices, tensor_parallel_plan
 
 TINYWORLD = "tinyworld/"
@@ -319,6 +320,7 @@ def locate(name: str, revision: str | None = None) -> tuple[str, Path | None]:
         return str(checkpoint(name.removeprefix(TINYWORLD))), None
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").is_file():
+        refuse_as_model(folder)
         raise HfpatchError(f"model folder {name!r} has no config.json; give the folder of a Hugging Face model")
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise HfpatchError(f"model folder {name!r} does not exist")

@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.support.files import atomic_directory, read_json
 from hfpatch.surgery.bases import difference
-from hfpatch.surgery.manifest import MANIFEST, Adapter, read_manifest, refuse_a_run
+from hfpatch.surgery.manifest import CONFIG, MANIFEST, Adapter, read_manifest, refuse_a_run
 from hfpatch.surgery.part_files import (
     CARD,
-    CONFIG,
     PEFT_PREFIX,
     TENSORS,
     adapter_tensors,

@@ -12,6 +12,7 @@ from hfpatch.recipes.strict import validate
 from hfpatch.support.files import printable, read_json
 
 MANIFEST = "patch.json"
+CONFIG = "adapter_config.json"
 FORMAT = 2
 
 
@@ -87,6 +88,16 @@ def read_manifest(path: Path) -> Manifest:
             "own folders"
         )
     return validate(printable(raw), Manifest, f"{path}: not a patch manifest")
+
+
+def refuse_as_model(folder: Path) -> None:
+    """Raise :class:`HfpatchError` if the folder is a patch, an adapter or a run: options take these elsewhere."""
+    if any((folder / file).is_file() for file in (MANIFEST, CONFIG)):
+        raise HfpatchError(
+            f"{folder}: is a patch and no model; give the base that it was made for, and to eval or inspect the patch "
+            f"with --patch {folder}"
+        )
+    refuse_a_run(folder)
 
 
 def refuse_a_run(directory: Path) -> None:

@@ -26,7 +26,6 @@ from hfpatch.tuners.config import home_of, method_name
 
 _Identity = tuple[tuple[int, ...], torch.dtype, str]
 
-CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 CARD = "README.md"

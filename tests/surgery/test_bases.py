@@ -116,9 +116,17 @@ def test_a_model_that_is_not_there_while_offline(hub_cache, no_network, name, re
         ("{saved}", {"dtype": torch.int8}, "dtype='int8' is not one of"),
         ("some/model", {"dtype": "floating16"}, r"dtype='floating16' is not one of .*did you mean 'float16'"),
         ("{empty}", {}, "has no config.json"),
+        *(
+            (f"{{empty}}/{kind}", {}, "is a patch and no model; give the base .* with --patch")
+            for kind in ("ours", "peft")
+        ),
+        ("{empty}/run", {}, "is a run; give one of its patches"),
     ],
 )
 def test_what_cannot_be_loaded(name, options, message, checkpoint, tmp_path):
+    for file in ("ours/patch.json", "peft/adapter_config.json", "run/runs/lora/seed-0/patch/patch.json"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text("{}")
     with pytest.raises(HfpatchError, match=message):
         load_base(name.format(saved=checkpoint, empty=tmp_path), **options)
 
