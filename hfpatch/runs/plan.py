@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.recipes.budgets import points_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.tuning import Edge, Values, point_name
@@ -149,7 +150,9 @@ def plan_runs(recipe: Recipe | StudyRecipe, out: Path, part: str | None = None) 
     """
     runs, is_comparison = planned_runs(recipe, out), isinstance(recipe, Recipe)
     if part is not None and part not in recipe.methods:
-        hint = nearest(part, recipe.methods) or f"; there are {', '.join(recipe.methods)}"
+        at_budgets = ", ".join(points_of(part, recipe.methods))
+        hint = f"; of its budgets name one: {at_budgets}" if at_budgets else nearest(part, recipe.methods)
+        hint = hint or f"; there are {', '.join(recipe.methods)}"
         raise HfpatchError(f"no {'method' if is_comparison else 'variant'} {part!r} in the recipe{hint}")
     if part is not None and part not in recipe.trained:
         raise HfpatchError(f"{part!r} is the unchanged model: there is nothing to train")

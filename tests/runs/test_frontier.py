@@ -89,7 +89,9 @@ def test_one_budget_can_be_trained_alone_and_one_that_is_left_out_cannot(read, t
     assert len(train(read(), "pre@192", tmp_path / "out")) == 2
     with pytest.raises(HfpatchError, match="lora@64 is left out: its nearest size, r=1, has 96 parameters"):
         train(read(), "lora@64", tmp_path / "other")
-    with pytest.raises(HfpatchError, match="no method 'lora' in the recipe"):
+    with pytest.raises(
+        HfpatchError, match="no method 'lora' in the recipe; of its budgets name one: lora@64, lora@192"
+    ):
         train(read(), "lora", tmp_path / "third")
     with pytest.raises(HfpatchError, match="budgets: no method reaches any; pre@3: its nearest size"):
         compare(read("budgets=[3]", "methods.heat=null"), tmp_path / "fourth")
