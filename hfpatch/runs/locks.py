@@ -1,9 +1,9 @@
 """Locks on run folders: one process at a time writes a run, on any file system and from any machine.
 
-A lock is a file in ``OUT/.locks``, created exclusively, which works on many network file systems where ``flock`` does
-not. It names its holder: host, process, start time, command. A thread of the holder updates the file's time. A lock is
-stale once its process has ended, which a process on the same machine sees at once, or once it was not renewed for five
-minutes; so the next command can continue after a crash.
+A lock is a file in ``OUT/.locks``, linked or created exclusively, which works on many network file systems where
+``flock`` does not. It names its holder: host, process, start time, command. A thread of the holder updates the file's
+time. A lock is stale once its process has ended, which a process on the same machine sees at once, or once it was not
+renewed for five minutes; so the next command can continue after a crash.
 
 A command holds the locks of its runs for as long as it lasts. Whoever works on one, the command or one of its workers,
 also holds the lock `WORK`, as workers may end some seconds after their command.
@@ -12,6 +12,7 @@ also holds the lock `WORK`, as workers may end some seconds after their command.
 from __future__ import annotations
 
 import _thread
+import errno
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hfpatch.errors import HfpatchError
+from hfpatch.support.files import temporary_path
 from hfpatch.support.provenance import command_line
 
 RENEW_S = 30.0
@@ -36,7 +38,7 @@ GRACE_S = 30.0
 STALE_S = 300.0
 """How long a lock of another machine stays valid without being renewed."""
 UNREADABLE_S = 10.0
-"""How long a lock without the name of its holder stays valid: the holder is about to write it."""
+"""How long a lock without the name of its holder stays valid: the holder is about to write it, see `_create`."""
 FOLDER = ".locks"
 SHARED = "folder"
 """The name of the lock on the files that all runs of a folder share; it is held briefly."""
@@ -45,6 +47,7 @@ WHOLE = "run"
 WORK = "{}.work"
 """The name of the lock on the work on a run, by the name of the lock on the run."""
 _POLL_S = 0.05
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 Holder: TypeAlias = Mapping[str, Any]
 
@@ -127,19 +130,13 @@ def remove_abandoned(out: Path) -> None:
 def _take(path: Path, holder: Holder, deadline: float) -> None:
     while True:
         _make(path.parent)
-        is_made = False
         try:
-            with path.open("x", encoding="utf-8") as stream:
-                is_made = True
-                stream.write(json.dumps(holder))
-            return
+            return _create(path, json.dumps(holder))
         except FileExistsError:
             other = _read(path)
         except FileNotFoundError:
             continue  # another process has just removed the empty folder
         except OSError as error:
-            if is_made:  # on a full disk, without a holder's name
-                path.unlink(missing_ok=True)
             raise HfpatchError(f"{path}: cannot be written ({error.strerror}); choose another --out") from error
         if other is not None and _is_gone(path, other):
             _remove_stale(path, other)
@@ -148,6 +145,24 @@ def _take(path: Path, holder: Holder, deadline: float) -> None:
             raise InUseError(f"{what} is in use by {who}; wait for it or end it, or choose another --out")
         elif other is not None:
             time.sleep(_POLL_S)
+
+
+def _create(path: Path, text: str) -> None:
+    """Create a file with its content, so that a process killed here leaves none without, unless there is one.
+
+    File systems without hard links create it first; it is then empty for an instant.
+    """
+    draft = temporary_path(path, "tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        path.hardlink_to(draft)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _make(folder: Path, attempts: int = 100) -> None:

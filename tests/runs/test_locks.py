@@ -19,6 +19,7 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs import locks
 from hfpatch.runs.folder import check_folder
 from hfpatch.runs.locks import FOLDER, STALE_S, UNREADABLE_S, hold, new_holder, remove_lost
+from hfpatch.support.files import remove_leftovers
 
 LOCK = "lora@seed-0"
 HOLDER = """
@@ -126,6 +127,26 @@ def test_who_counts_as_gone(tmp_path, holder, age_s, held):
         return
     with hold(tmp_path, [LOCK]):
         assert json.loads((tmp_path / FOLDER / LOCK).read_text())["pid"] == os.getpid()
+
+
+def test_a_process_killed_as_it_takes_a_lock_leaves_none_without_its_name(tmp_path):
+    """Such a one would hold up the next command until it counts as abandoned."""
+    killed = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
+    killed += HOLDER.replace(
+        "with hold", "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # at its first write\nwith hold"
+    )
+    assert forked.python(["-c", killed, tmp_path, LOCK]).returncode == -signal.SIGXFSZ
+    assert not (tmp_path / FOLDER / LOCK).exists()
+    remove_leftovers(tmp_path)
+    assert list((tmp_path / FOLDER).iterdir()) == []
+
+
+def test_a_file_system_without_links_has_locks(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "hardlink_to", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
+    with hold(tmp_path, [LOCK]):
+        assert [path.name for path in (tmp_path / FOLDER).iterdir()] == [LOCK]
+        assert f"in use by process {os.getpid()} " in refused(tmp_path, LOCK)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_of_many_gets_a_lock_that_its_holder_left(tmp_path):
@@ -253,7 +274,8 @@ def test_a_lock_that_cannot_be_read_is_one_line(tmp_path):
 def test_nothing_is_left_of_a_lock_on_a_full_disk_or_of_an_interruption(tmp_path, monkeypatch):
     out, take = tmp_path / "out", locks._take
 
-    def full(_):
+    def full(path, text, encoding):
+        path.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def interrupted(*arguments):
@@ -261,7 +283,7 @@ def test_nothing_is_left_of_a_lock_on_a_full_disk_or_of_an_interruption(tmp_path
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(locks.json, "dumps", full)
+        patched.setattr(Path, "write_text", full)
         assert "cannot be written (No space left on device)" in refused(out, LOCK)
     assert not out.exists()
     monkeypatch.setattr(locks, "_take", interrupted)
