@@ -1,12 +1,14 @@
 """Engines: whoever works on which unit in whatever order, the numbers are those of one process."""
 
 import itertools
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -26,7 +28,7 @@ from hfpatch.runs.engines import processes, work
 from hfpatch.runs.engines.driver import Engine, open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS
-from hfpatch.runs.locks import FOLDER, birth
+from hfpatch.runs.locks import FOLDER, birth, has_ended, new_holder
 from hfpatch.runs.plan import Plan, PlannedRun, Unit
 from hfpatch.runs.records import Entry, Identity
 from hfpatch.support.files import read_json
@@ -148,6 +150,20 @@ def test_which_gpus_processes_share(options, expected, monkeypatch):
             processes.Processes(EngineSettings(jobs=5, gpus_per_run=0.5), stack)
         with pytest.raises(HfpatchError, match="--processes-per-run 2: a run has one GPU here"):
             processes.Processes(EngineSettings(jobs=1, processes_per_run=2), stack)
+
+
+def test_workers_of_a_machine_remove_what_a_killed_driver_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name, holder in (("lives", new_holder()), ("killed", {**new_holder(), "born": "0"})):
+        (tmp_path / f"hfpatch-{name}").mkdir()
+        (tmp_path / f"hfpatch-{name}" / "driver").write_text(json.dumps(holder))
+        (tmp_path / f"hfpatch-{name}" / "output").write_text("loaded")
+    with ExitStack() as stack:
+        processes.Processes(EngineSettings(jobs=1), stack, works=False)
+        ours = {path.name for path in tmp_path.iterdir()} - {"hfpatch-lives"}
+        assert len(ours) == 1
+        assert not has_ended(read_json(tmp_path / ours.pop() / "driver"))
+    assert [path.name for path in tmp_path.iterdir()] == ["hfpatch-lives"]
 
 
 @pytest.mark.parametrize(
