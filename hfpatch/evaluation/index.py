@@ -125,7 +125,10 @@ def entries_of(name: str, added: AddedFolder) -> Index:
     hints = (nearest(name, [*sorted(added.index), *ours, *_files(), *sorted(defined)]), nearest(name, added.index))
     meant = dict.fromkeys(re.findall(r"'([^']+)'", "".join(hints)))
     hint = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
-    raise HfpatchError(f"unknown task {name!r}{hint}; use the name of a task of lm-eval or hfpatch")
+    raise HfpatchError(
+        f"unknown task {name!r}{hint}; use one of lm-eval or hfpatch, or give the folder of your task's YAML file "
+        "as include_path"
+    )
 
 
 def _with_members(name: str, index: Index, added: AddedFolder) -> Index:

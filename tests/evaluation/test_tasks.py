@@ -208,7 +208,7 @@ def test_tasks_of_ones_own_are_built_once_until_they_change_and_may_replace_anot
 @pytest.mark.parametrize(
     ("change", "name", "message"),
     [
-        (("", ""), "ridle", r"unknown task 'ridle' \(did you mean 'riddle'"),
+        (("", ""), "ridle", r"unknown task 'ridle' \(did you mean 'riddle'.*include_path"),
         (("metric_list:", "metric_list: ["), "riddle", r"riddle\.yaml, line \d+: not valid YAML"),
         (("metric: acc", "metric: accc"), "riddle", r"riddle\.yaml\): there is no metric 'accc'"),
         (("metric: acc", "metric: accc\n  aggregation: mean"), "riddle", r"riddle\.yaml\): .*no metric 'accc'"),
