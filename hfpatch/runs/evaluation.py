@@ -24,7 +24,7 @@ from hfpatch.results.cautions import dependence_cautions, document_cautions, flo
 from hfpatch.results.evaluation import EvaluatedVariant, EvaluationResults
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.parts import Comparison, TaskResult
-from hfpatch.runs.folder import check_path
+from hfpatch.runs.folder import ABSENT, check_path, difference_in
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import EvaluationIdentity
 from hfpatch.runs.variants import ANSWERS, BASE, Variant, Variants, model_variants, patch_variants
@@ -221,10 +221,10 @@ def check_output(output: Path | None, identity: EvaluationIdentity) -> None:
             )
     old, new = (flatten(one.model_copy(update={"limits": {}}).to_json()) for one in (stored, identity))
     for key in [*new, *(key for key in old if key not in new and not key.endswith(".sha256"))]:
-        one, other = old.get(key, "absent"), new.get(key, "absent")
-        if one != other:
+        there, here = old.get(key, ABSENT), new.get(key, ABSENT)
+        if there != here:
             raise HfpatchError(
-                f"{output}: holds another evaluation ({key} is {one!r} there, {other!r} here); choose another --output"
+                f"{output}: holds another evaluation ({difference_in(key, there, here)}); choose another --output"
             )
 
 

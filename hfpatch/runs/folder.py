@@ -106,7 +106,7 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
     added, changed = changes(out, recipe)
     for key, (there, here) in changed.items():
         raise HfpatchError(
-            f"{out}: contains a run of another recipe ({key} is {there!r} there, {here!r} here); choose another --out"
+            f"{out}: contains a run of another recipe ({difference_in(key, there, here)}); choose another --out"
         )
     if resume:
         return
@@ -116,6 +116,12 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
         raise HfpatchError(f"{out}: contains a finished run; --resume to {then}, or choose another --out")
     if part is None or (out / "runs" / part).exists():
         raise HfpatchError(f"{out}: contains an unfinished run; --resume to continue it, or choose another --out")
+
+
+def difference_in(key: str, there: Any, here: Any) -> str:
+    """Return how a setting of a folder differs from that of a command."""
+    shown_there, shown_here = ("not set" if value in (None, ABSENT) else repr(value) for value in (there, here))
+    return f"{key} is {shown_there} there, {shown_here} here"
 
 
 def check_path(folder: Path, option: str) -> None:

@@ -109,7 +109,7 @@ def test_a_mixture_of_conversations_and_texts_for_part_of_an_epoch(recipe, here,
     assert len(lines) == results["plan"]["0"]["steps"]
     again = compare(recipe(), tmp_path / "out", resume=True)
     assert again["methods"] == results["methods"]
-    with pytest.raises(HfpatchError, match=r"epochs is 0.75 there, 'absent' here"):
+    with pytest.raises(HfpatchError, match=r"epochs is 0.75 there, not set here"):
         compare(recipe("training.steps=9"), tmp_path / "out", resume=True)
     with pytest.raises(HfpatchError, match=r"training.epochs is 0.75 of \d+ blocks: training.warmup_steps is 99"):
         compare(recipe("training.warmup_steps=99"), tmp_path / "other")
