@@ -44,7 +44,9 @@ def main() -> None:
         print_table([row for name, path in files.items() for row in rows_of(name, read_json(path))])
         return
     if arguments.run not in runnable:
-        parser.error(f"--run {arguments.run}: no such file; one of {', '.join(runnable)}")
+        made = files.get(arguments.run)
+        why = f"{made} was put together from the output of several commands" if made is not None else "no such file"
+        parser.error(f"--run {arguments.run}: {why}; one of {', '.join(runnable)}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     out = arguments.out / f"{arguments.run}.json"
     command = command_again(command_of(read_json(runnable[arguments.run])), out, arguments.data_dir)

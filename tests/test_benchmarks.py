@@ -280,3 +280,12 @@ def test_the_command_of_every_committed_file_takes_another_data_folder(folder, m
         if command := table["command_of"](json.loads(file.read_text(encoding="utf-8"))):
             words = table["command_again"](command, Path("out"), "/copies")
             assert [word for word in words if word.lower().split("/")[0] == "data"] == [], file.name
+
+
+@pytest.mark.parametrize(("name", "why"), [("memory-amd", "of several commands"), ("memory", "no such file")])
+def test_what_cannot_be_run_again_says_why(name, why, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(sys, "argv", ["table.py", "--run", name])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(BENCHMARKS / "table.py"), run_name="__main__")
+    assert why in capsys.readouterr().err
