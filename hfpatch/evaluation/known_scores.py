@@ -99,7 +99,7 @@ def check_known_scores(
         a published score to compare with.
     """
     published = _published(model, results) if plain else []
-    if not published:
+    if not published and results:
         name = model.full_name + (f" (revision {model.revision})" if model.revision else "")
         return [], [f"hfpatch knows no published score of {name} on these tasks, so its scores could not be checked."]
     surprises = []

@@ -104,6 +104,7 @@ def test_where_nothing_is_known_that_is_said(name, revision, given):
     surprises, (unknown,) = check(0.1, name, revision, **given)
     assert surprises == []
     assert f"no published score of {name}" in unknown
+    assert check_known_scores(ModelSettings(name=name, revision=revision), {}) == ([], [])  # nothing to compare
 
 
 def test_the_recipes_of_real_models_are_gated_where_a_score_is_known():
