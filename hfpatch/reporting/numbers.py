@@ -98,12 +98,11 @@ def gain_on(results: ComparisonResults, method: str, task: str, *, plain: bool =
 
 def verdict_text(results: ComparisonResults, verdict: Verdict) -> str:
     """Return a verdict in words: with its margin, why nothing was tested or decided, and what would decide it."""
-    text = str(outcome_of(verdict, gain_of(results, verdict), sized=False))
-    info = results.tasks.get(verdict.task)
-    if verdict.tone == "undecided" and not verdict.why and info is not None and verdict.metric == info.primary:
-        level = level_at(results, verdict.other, verdict.task)
-        return f"{text} ({verdict.other} {level})" if level else text
-    return text
+    outcome, info = outcome_of(verdict, gain_of(results, verdict), sized=False), results.tasks.get(verdict.task)
+    is_open = verdict.tone == "undecided" and not verdict.why and info is not None and verdict.metric == info.primary
+    if is_open and (level := level_at(results, verdict.other, verdict.task)):
+        outcome = replace(outcome, reasons=(*outcome.reasons, f"{verdict.other} {level}"))
+    return str(outcome)
 
 
 @dataclass(frozen=True)
@@ -117,10 +116,11 @@ class Outcome:
     size: str  # of a difference, and whether it is less than the margin
     within: str  # which margin
     rates: str  # that it holds at the rates tried
-    reason: str  # why nothing was tested or decided, or what would decide it; in brackets
+    reasons: tuple[str, ...]  # why nothing was tested or decided, or what would decide it; in brackets
 
     def __str__(self) -> str:
-        return f"{self.verb}{self.size}{self.within}{self.rates}{self.reason}"
+        reasons = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        return f"{self.verb}{self.size}{self.within}{self.rates}{reasons}"
 
 
 def outcome_of(verdict: Verdict, gain: Change | None = None, *, sized: bool = True) -> Outcome:
@@ -137,7 +137,7 @@ def outcome_of(verdict: Verdict, gain: Change | None = None, *, sized: bool = Tr
         size=size,
         within=f" within {margin}" if margin and verdict.tone == "same" else "",
         rates=" at the rates tried" if verdict.at_rates_tried else "",
-        reason=f" ({why})" if why else "",
+        reasons=(why,) if why else (),
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 from reporting.conftest import task_result
 
 from hfpatch.reporting.comparison.tables import difference_table, score_table
+from hfpatch.reporting.numbers import verdict_text
 from hfpatch.results import TaskResult
 from hfpatch.results.cautions import level_of
 
@@ -52,6 +53,8 @@ def floored(build, raw, compared):
 def test_nothing_found_at_floor_says_so(floored):
     outcomes = {(row.cells[0].lines, row.keys["task"][0]): str(row.cells[-1]) for row in difference_table(floored).rows}
     assert outcomes[("lora", "baseline"), CLOZE] == "not decided (baseline at floor)"
+    pair = floored.verdict("lora", CLOZE, "baseline").model_copy(update={"documents_needed": 169})
+    assert verdict_text(floored, pair) == "not decided (needs 169 documents; baseline at floor)"
     assert outcomes[("pre_projection_skip", "baseline"), CLOZE] == "better"  # one wherever the base is
     assert outcomes[("lora", "baseline"), ENDINGS] == "not decided"
     assert outcomes[("pre_projection_skip", "lora"), CLOZE] == "not decided"  # LoRA is not at floor

@@ -407,7 +407,7 @@ def _against(results: ComparisonResults, name: str, task: str, control: str | No
         numbers = size + _ends(gain)
     outcome = replace(outcome_of(verdict, gain), rates="")  # marked
     if len(verdict.why) > _LONGEST_WHY:
-        outcome = replace(outcome, reason="")
+        outcome = replace(outcome, reasons=())
     return Cell((f"{outcome}{numbers}{marks}{f', {diverged}' if diverged else ''}",), verdict.tone)
 
 
