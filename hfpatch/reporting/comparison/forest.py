@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from hfpatch.recipes.pairs import in_one_group, is_lora
@@ -58,6 +58,11 @@ class ForestRow:
     plain: tuple[float, float]
 
     @property
+    def margin(self) -> float | None:
+        """The margin in the unit of the gain; in per cent it depends on the reference's own value."""
+        return margin_of(self.verdict, self.gain)
+
+    @property
     def tried(self) -> bool:
         """Whether its outcome holds at the rates tried."""
         return bool(self.verdict.at_rates_tried)
@@ -70,7 +75,6 @@ class Forest:
     task: str
     other: str  # what each method is compared with, in words
     rows: tuple[ForestRow, ...]  # in the order of the recipe
-    margin: float | None  # in the unit of the gains
     unit: str
     limits: tuple[float, float]  # of an axis
 
@@ -86,8 +90,8 @@ class Forest:
             return round((min(max(value, left), right) - left) / (right - left) * (width - 1))
 
         cells = [" "] * width
-        if self.margin is not None:
-            for at in range(cell_of(-self.margin), cell_of(self.margin) + 1):
+        if row.margin is not None:
+            for at in range(cell_of(-row.margin), cell_of(row.margin) + 1):
                 cells[at] = _BAND
         for (low, high), line in (((row.gain.low, row.gain.high), _LINE), (row.plain, _PLAIN)):
             if math.isfinite(high - low):
@@ -174,21 +178,20 @@ def forest_of(results: ComparisonResults) -> Forest | None:
         other = f"{loras_text(results, of_loras) if loras else results.baseline}, or what is named"
     if not rows:
         return None
-    margin = margin_of(rows[0].verdict, rows[0].gain)
+    margins = [row.margin for row in rows if row.margin is not None and row.margin < plots.LARGEST]
     sizes = []  # to the farthest end of an interval, but not to that of an outlier
     for gain in (row.gain for row in rows):
         sizes.append(max((abs(end) for end in (gain.difference, gain.low, gain.high) if math.isfinite(end)), default=0))
     most = plots.robust_limit(sizes, 4.0)
     ends = [end for row in rows for end in (row.gain.difference, row.gain.low, row.gain.high) if math.isfinite(end)]
     left, right = max(-most, min([0.0, *ends])), min(most, max([0.0, *ends]))
-    band = 1.5 * margin if margin is not None and margin < plots.LARGEST else 0.0
+    band = 1.5 * max(margins, default=0.0)
     left, right = min(left, -band), max(right, band)
     space = 0.05 * (right - left) or 1.0
     return Forest(
         task=rows[0].verdict.task,
         other=other,
         rows=tuple(rows),
-        margin=margin,
         unit=unit_text(rows[0].verdict.metric, rows[0].gain.scale),
         limits=(left - space, right + space),
     )
@@ -216,8 +219,6 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
     height = (1.15 if title else 0.9) + (_ROW if len(rows) <= _FEW_ROWS else _LOW_ROW) * len(rows)
     figure, (ax,) = plots.panels(1, columns=1, width=_WIDTH, height=height, title=shown if title else "")
     ax.set_xlim(forest.limits)
-    if forest.margin is not None:
-        ax.axvspan(-forest.margin, forest.margin, color=BAND, zorder=1)
     for y, row in enumerate(rows):
         if row is not None:
             _draw_row(ax, y, row, forest.limits)
@@ -236,8 +237,9 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
         if any(row.verdict.tone == tone for row in forest.rows):
             look: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": face, "linewidth": 1.8}
             handles.append(Line2D([], [], label=WORDS.get(tone, tone), **look))
-    if margin := margin_text(forest.rows[0].verdict, forest.rows[0].gain):
-        handles.append(Patch(color=BAND, label=f"within {margin}"))
+    margins = {margin_text(row.verdict, row.gain) for row in forest.rows} - {""}
+    if margins:
+        handles.append(Patch(color=BAND, label=f"within {margins.pop() if len(margins) == 1 else 'the margin'}"))
     if tried := any(row.tried for row in forest.rows):
         handles.append(Line2D([], [], linestyle="none", label=AT_RATES_TRIED[TRIED].rstrip(".")))
     columns = 3 if tried else 5  # the note is longer than the words
@@ -246,8 +248,10 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
 
 
 def _draw_row(ax: Axes, y: int, row: ForestRow, limits: tuple[float, float]) -> None:
-    """Draw both intervals and the mark of a difference; outside the limits an arrow at the edge with its number."""
+    """Draw margin, both intervals and the mark of a difference; outside the limits an arrow with its number."""
     left, right = limits
+    if row.margin is not None:
+        ax.add_patch(Rectangle((-row.margin, y - 0.5), 2 * row.margin, 1, color=BAND, linewidth=0, zorder=1))
     gain, (colour, marker, face) = row.gain, _LOOKS[row.verdict.tone]
     for (low, high), width in (((gain.low, gain.high), 0.9), (row.plain, 2.8)):
         if math.isfinite(high - low):

@@ -1,5 +1,6 @@
 """The forest of the first question: what is drawn is what the verdicts contain."""
 
+import copy
 import itertools
 import math
 
@@ -58,6 +59,19 @@ def test_a_row_a_pair_with_both_intervals_the_margin_and_a_mark_for_each_outcome
     assert ends[:2] == [pytest.approx(corrected), pytest.approx([100 * end / 19 for end in (-0.55, -0.25)])]
     shown = texts_of(to_svg(figure))
     assert {"m0", "m1", "m2", "better", "worse", "undecided", "within 1 %"} <= set(shown)
+
+
+def test_a_margin_in_per_cent_is_of_the_reference_of_its_row(many, build):
+    raw = many(2, "m{}")
+    raw["methods"]["k"] = copy.deepcopy(raw["methods"]["l"])
+    for run in raw["methods"]["k"]["runs"].values():
+        run["evaluation"][TEXT]["metrics"]["word_perplexity"] *= 2
+    raw["questions"][0]["pairs"][1][1] = raw["comparisons"][1]["reference"] = "k"
+    results = build(raw, curves=False)
+    assert [row.margin for row in forest_of(results).rows] == pytest.approx([1.0, 0.5])  # 0.19 of 19 and of 38
+    figure = forest_figure(results)
+    assert [patch.get_width() for patch in figure.axes[0].patches] == pytest.approx([2.0, 1.0])
+    assert "within the margin" in texts_of(to_svg(figure))
 
 
 def test_what_is_compared_is_named_and_exploratory_pairs_follow_primary_ones(many, build, compared):
