@@ -294,6 +294,12 @@ def test_a_unit_that_fails_hands_its_inputs_to_no_other(tmp_path, monkeypatch):
         assert Entry.find(queue / f"{number}.json").error == error
     assert Session.loaded == 2
 
+    # hfpatch was edited before this worker imported it
+    Entry().write(queue / "0.json")
+    assert work.Worker(work.Job(plan, queue, {}, tmp_path, 1, EngineSettings(jobs=1), "edited"), 0).attempt(0)
+    assert "is not what this command was started with" in Entry.find(queue / "0.json").error
+    assert Session.loaded == 2
+
 
 @pytest.mark.parametrize(
     ("looks", "started", "completed", "outcome"),

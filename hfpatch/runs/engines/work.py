@@ -24,6 +24,7 @@ import torch
 from tqdm import tqdm
 
 from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.cache import CODE_SHA256
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.identity import check_shared, stored_library
 from hfpatch.runs.locks import Holder, InUseError, birth, has_ended, hold
@@ -64,6 +65,7 @@ class Job:
     folder: Path  # where the command was given, which relative paths start from
     threads: int  # torch's threads
     settings: EngineSettings
+    code: str = CODE_SHA256  # of the driver
 
 
 def work(job: Job, seat: int) -> None:
@@ -141,6 +143,10 @@ class Worker:
                 if job.settings.launch_config is not None and unit.action in MEASURING:
                     os.environ.update({FSDP: "false", DEEPSPEED: "false"})  # it takes a whole model on each process
                 start_processes().wait_for_everyone()
+                if job.code != CODE_SHA256:
+                    raise HfpatchError(
+                        f"the code in {_PACKAGE} is not what this command was started with; repeat it with --resume"
+                    )
                 if self._session is None:  # load what all units share
                     torch.set_num_threads(job.threads)
                     session = TrainEvalSession(job.plan)
