@@ -10,6 +10,8 @@ from pathlib import Path
 
 from hfpatch.errors import HfpatchError, listed
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.questions import HELD_OUT
+from hfpatch.recipes.retention import task_of
 from hfpatch.results.verdicts import PrimaryQuestion
 from hfpatch.runs.folder import Changes
 from hfpatch.runs.plan import Plan
@@ -55,13 +57,15 @@ def questions_of(out: Path, setup: Setup) -> list[PrimaryQuestion]:
     if stored is None:
         return now.questions
     before, marked = {question.question: question for question in stored.questions}, []
+    texts = {HELD_OUT, *map(task_of, setup.recipe.texts)} if isinstance(setup.recipe, Recipe) else set[str]()
     for question in now.questions:
         if stored.later or question.question not in before:
             changed = ["declared"]
         else:
             changed = ["its pairs or tasks changed"] if before[question.question] != question else []
             changed += ["a margin changed"] if stored.margin != now.margin else []
-        changed += [f"{name} added" for name in _grown(stored, now)]
+        grown = [name for name in _grown(stored, now) if name == "seeds" or not texts.issuperset(question.on)]
+        changed += [f"{name} added" for name in grown]  # the documents are those of tasks
         marked.append(question.model_copy(update={"changed": "; ".join(f"{what} {_LATER}" for what in changed)}))
     return marked
 

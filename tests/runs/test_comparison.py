@@ -29,12 +29,14 @@ from hfpatch.evaluation import compare_again
 from hfpatch.evaluation.stats import paired_permutation
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import PretrainRecipe
+from hfpatch.recipes.questions import HELD_OUT, Asked
 from hfpatch.reporting.report import document_of
 from hfpatch.reporting.terminal import print_document
 from hfpatch.results import load_results
 from hfpatch.results.identity import COMPUTED_WITH, OF_BASE, OF_TASK
 from hfpatch.results.records import read_values
 from hfpatch.runs import Progress, compare, pretrain, train
+from hfpatch.runs.declared import questions_of
 from hfpatch.runs.folder import changes
 from hfpatch.runs.locks import FOLDER, new_holder
 from hfpatch.runs.plan import plan_runs
@@ -303,6 +305,9 @@ def test_questions_are_declared_before_the_first_result_and_marked_where_they_ch
     of_all = f"seeds added {late}; documents added {late}"
     assert [verdict.changed for verdict in grown.questions] == [f"{both}; {of_all}", f"declared {late}; {of_all}"]
     assert any("Documents were added" in warning for warning in grown.warnings)
+    asked = Asked(question="gain", pairs=[("pre_projection", "lora")], on=[HELD_OUT])  # whose documents are no task's
+    of_text = SimpleNamespace(recipe=make_recipe(model_folder, questions=cloze, **changed), questions=[asked])
+    assert [question.changed for question in questions_of(out, of_text)] == [f"{both}; seeds added {late}"]
     write_json(out / "questions.json", {**declared, "margin": {"bits_per_byte": 0.3}})
     with pytest.raises(HfpatchError, match=r"questions.json: was changed since it was written"):
         compare(make_recipe(model_folder, **changed), out, resume=True)
