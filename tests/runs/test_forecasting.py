@@ -4,11 +4,14 @@ import itertools
 import json
 import math
 import re
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import hfpatch.evaluation.sizing
 import hfpatch.runs.measuring
@@ -314,3 +317,10 @@ def test_it_is_shown_and_read_back_and_nothing_is_written(planned, capsys, empty
 def test_an_effect_that_is_none(effect):
     with pytest.raises(HfpatchError, match=r"--effect .* between 0 and 1"):
         forecast(make_recipe(), effect=effect)
+
+
+def test_a_machine_that_is_slow_for_an_instant_does_not_set_the_time_of_a_forward_pass():
+    pauses = itertools.chain([0.05, 0.04], itertools.repeat(0.002))
+    model = SimpleNamespace(device="cpu", eval=lambda: None, base_model=lambda row: time.sleep(next(pauses)))
+    setup = SimpleNamespace(blocks=[{"input_ids": torch.zeros(4)}])
+    assert 0.002 <= hfpatch.runs.measuring._forward_seconds(setup, model) < 0.03
