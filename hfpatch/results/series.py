@@ -6,43 +6,26 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from hfpatch.errors import HfpatchError
 from hfpatch.results.layout import Curve, LayerSeries
 from hfpatch.results.records import read_lines
-from hfpatch.support.files import printable, read_json
-
-ANALYSIS = "analysis.json"
-"""Beside a run's patch, what ``hfpatch inspect MODEL --patch PATCH --json`` prints: measurement -> records."""
+from hfpatch.support.files import printable
 
 _LAYER = re.compile(r"\.(\d+)\.")
 _PAPER_SKIP_STD = 1e-4  # arXiv 2604.10791: a skip has this norm times d before any training
-_MATRICES = {
+QUANTITIES = {
     "preproj_skip": "‖W_skip‖ of the content skip",
     "preproj_down": "‖W_down‖ of the pre-projection",
     "nonlinear_query_norm_out": "‖gain‖ behind the nonlinear query",
     "temperature_query": "‖τ‖ of the query temperature",
     "lora_B": "‖B‖ of LoRA",
 }
-_MEASUREMENTS = {
-    ("skip_norms", "norm"): _MATRICES["preproj_skip"],
-    ("skip_sizes", "size"): "‖x~ W_skip‖ / ‖attention output‖",
-    ("pre_projection_sizes", "size"): "‖x~ − x‖ / ‖x‖",
-    ("query_sizes", "size"): "‖f(x)‖ / ‖A(x)‖",
-    ("query_sizes", "cosine"): "cosine of f(x) and A(x)",
-    ("ablations", "change"): "loss added when the layer is left out",
-    ("gradients", "gradient"): "‖gradient‖ of the patch's tensors",
-    ("movement", "distance"): "‖W − W at init‖ of the patch's tensors",
-}
-QUANTITIES = tuple(dict.fromkeys([*_MATRICES.values(), *_MEASUREMENTS.values()]))
-"""Every quantity, in the order of the report."""
+"""The tensors of patches whose norms a report shows, in its order: name -> quantity."""
 
 
 def mean_series(runs: Iterable[LayerSeries]) -> list[LayerSeries]:
@@ -69,7 +52,7 @@ def patch_norms(patch: Path) -> list[LayerSeries]:
         reference: dict[str, float] = {}
         with suppress(SafetensorError, OSError, TypeError), safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 - not a mapping
-                kind = next((kind for kind in _MATRICES if f".{kind}." in name), None)
+                kind = next((kind for kind in QUANTITIES if f".{kind}." in name), None)
                 match = _LAYER.search(name)
                 if kind is None or match is None:
                     continue
@@ -80,42 +63,10 @@ def patch_norms(patch: Path) -> list[LayerSeries]:
                     reference[kind] = _PAPER_SKIP_STD * file.get_slice(name).get_shape()[0]
             group = printable(path.parent.name)
             series += [
-                LayerSeries(quantity=_MATRICES[kind], group=group, points=values, reference=reference.get(kind))
+                LayerSeries(quantity=QUANTITIES[kind], group=group, points=values, reference=reference.get(kind))
                 for kind, values in points.items()
             ]
     return series
-
-
-def read_analyses(run_dir: Path, method: str) -> tuple[list[LayerSeries], list[str]]:
-    """Return the mean over seeds of the analyses of a method's runs, and name the files that cannot be read.
-
-    There is a series for each measurement and group that is known layer by layer.
-    """
-    read: list[Any] = []
-    broken: list[str] = []
-    for path in sorted((run_dir / "runs" / method).glob(f"seed-*/{ANALYSIS}")) if "/" not in method else ():
-        try:
-            read.append(printable(read_json(path)))
-        except HfpatchError:
-            broken.append(f"{path.relative_to(run_dir).as_posix()} cannot be read.")
-    series: list[LayerSeries] = []
-    for measurements, ((name, field), quantity) in product(read, _MEASUREMENTS.items()):
-        points: dict[str, dict[int, float]] = {}
-        reference = None
-        records = measurements.get(name)
-        if isinstance(records, dict):  # of which the first list has the layers
-            records = next((value for value in records.values() if isinstance(value, list)), None)
-        for record in records if isinstance(records, list) else ():
-            if not isinstance(record, dict):
-                continue
-            value, layer = record.get(field), record.get("layer")
-            if isinstance(value, int | float) and isinstance(layer, int):
-                group = ", ".join(value for value in record.values() if isinstance(value, str))
-                points.setdefault(group, {})[layer] = float(value)
-                reference = record.get("at_paper_init", reference)
-        series += [LayerSeries(quantity=quantity, group=group, points=values, reference=reference)
-                   for group, values in points.items()]  # fmt: skip
-    return mean_series(series), broken
 
 
 MOST_STEPS = 2000

@@ -1,11 +1,9 @@
-import json
-
 import pytest
 import safetensors.torch
 import torch
 
 from hfpatch.results.layout import LayerSeries
-from hfpatch.results.series import ANALYSIS, MOST_STEPS, mean_curve, mean_series, patch_norms, read_analyses
+from hfpatch.results.series import MOST_STEPS, mean_curve, mean_series, patch_norms
 
 
 def patch_with(folder, tensors):
@@ -43,36 +41,6 @@ def test_the_mean_is_over_the_runs_that_have_a_layer():
     series = [LayerSeries(quantity="a", points={0: 1.0, 1: 2.0}), LayerSeries(quantity="a", points={0: 3.0})]
     series.append(LayerSeries(quantity="a", group="g", points={0: 7.0}))
     assert [(one.group, one.points) for one in mean_series(series)] == [("", {0: 2.0, 1: 2.0}), ("g", {0: 7.0})]
-
-
-def test_what_inspect_printed_is_read(tmp_path):
-    measured = {
-        "query_sizes": [
-            {"layer": layer, "adapter": "a", "target": "query", "size": 0.1 * layer, "cosine": -0.5, "head_sizes": [1]}
-            for layer in (0, 1)
-        ],
-        "ablations": {"score": 3.0, "without": [{"layer": None, "change": 9.0}, {"layer": 1, "change": 0.25}]},
-        "relations": [{"layer": 0, "head": 0, "key_head": 0}],
-        "notes": ["a sentence"],
-        "gradients": [{"layer": 0, "tensor": "up", "gradient": None}],
-    }
-    (run := tmp_path / "runs" / "lora" / "seed-0").mkdir(parents=True)
-    (run / ANALYSIS).write_text(json.dumps(measured))
-    series, broken = read_analyses(tmp_path, "lora")
-    assert [(one.quantity, one.group, one.points) for one in series] == [
-        ("‖f(x)‖ / ‖A(x)‖", "a, query", {0: 0.0, 1: 0.1}),
-        ("cosine of f(x) and A(x)", "a, query", {0: -0.5, 1: -0.5}),
-        ("loss added when the layer is left out", "", {1: 0.25}),
-    ]
-    assert broken == []
-    assert read_analyses(tmp_path, "../runs/lora") == ([], [])
-
-
-@pytest.mark.parametrize("content", ["[]", "{", '"x"'])
-def test_a_broken_analysis_is_named(tmp_path, content):
-    (run := tmp_path / "runs" / "lora" / "seed-0").mkdir(parents=True)
-    (run / ANALYSIS).write_text(content)
-    assert read_analyses(tmp_path, "lora") == ([], ["runs/lora/seed-0/analysis.json cannot be read."])
 
 
 @pytest.fixture

@@ -38,7 +38,6 @@ from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.series import read_analyses
 from hfpatch.support.files import printable
 
 _SAMPLES = (
@@ -85,20 +84,12 @@ class RunData:
 
 
 def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunData:
-    """Read the documents that changed sides, and the analyses beside the results into these."""
-    samples = read_samples(run_dir, results)
-    methods, broken = {}, []
-    for name, method in results.methods.items():
-        analyses, unread = read_analyses(run_dir, name)
-        by_quantity = {(series.quantity, series.group): series for series in (*analyses, *method.layers)}
-        methods[name] = method.model_copy(update={"layers": list(by_quantity.values())})
-        broken += unread
-    results = results.model_copy(update={"methods": methods})
-    runs = run_dir / "runs"
+    """Read the documents that changed sides, and name the folders of methods that the results do not have."""
+    samples, runs = read_samples(run_dir, results), run_dir / "runs"
     names = sorted(printable(path.name) for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
     unknown = [name for name in names if name not in results.methods]
     left_out = [f"runs/{name}: not a method of these results, so it is left out." for name in unknown]
-    return RunData(label, results, samples, [*left_out, *broken, *samples.missing], {label: results})
+    return RunData(label, results, samples, [*left_out, *samples.missing], {label: results})
 
 
 def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = ()) -> doc.Document:

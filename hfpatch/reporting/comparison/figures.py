@@ -176,7 +176,7 @@ def training(results: ComparisonResults) -> Figure | None:
 
 def _layers(results: ComparisonResults) -> list[tuple[str, LayerSeries]]:
     """Return methods and their series, in the order of quantities."""
-    order = {quantity: index for index, quantity in enumerate(QUANTITIES)}
+    order = {quantity: index for index, quantity in enumerate(QUANTITIES.values())}
     layers = [(name, series) for name, method in results.methods.items() for series in method.layers]
     return sorted(layers, key=lambda pair: order.get(pair[1].quantity, len(order)))
 
