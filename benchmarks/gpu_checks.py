@@ -26,6 +26,7 @@ from hfpatch.tinyworld import checkpoint
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.loop import switch_checkpointing
 from hfpatch.training.probe import train_probe
+from hfpatch.training.run import Run
 
 LLAMA_1B = {
     "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -188,10 +189,10 @@ def resume(options: argparse.Namespace) -> dict[str, Any]:
         if record.step == 2:
             raise KeyboardInterrupt
 
-    def run(folder: Path, **more: Any) -> torch.Tensor:
+    def run(folder: Path, on_step: Any = None, *, resume: bool = False) -> torch.Tensor:
         model = patch(make_model(options, smallest(options)), PreProjectionConfig())
         with suppress(KeyboardInterrupt):
-            train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=folder, **more)
+            train_probe(model, Run(settings, blocks, plan, 0, folder, on_step=on_step), resume=resume)
         return torch.cat([value.detach().flatten() for value in model.parameters() if value.requires_grad])
 
     with tempfile.TemporaryDirectory() as folder:

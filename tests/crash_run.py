@@ -27,6 +27,7 @@ from hfpatch.recipes.models import ScratchSettings
 from hfpatch.recipes.training import PretrainSettings, TrainingSettings
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.probe import train_probe
+from hfpatch.training.run import Run
 
 STEPS = 16
 SETTINGS = {
@@ -39,15 +40,15 @@ def train(out: Path, kind: str) -> None:
     """Run to the end from wherever ``out`` is, and leave the trained tensors."""
     blocks, held_out = make_blocks(vocabulary=96), make_blocks(vocabulary=96, documents=5, seed=1)
     plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=4, seed=3)
-    common = {"blocks": blocks, "plan": plan, "seed": 0, "run_dir": out, "resume": True}
+    common = {"blocks": blocks, "plan": plan, "seed": 0, "folder": out, "held_out": held_out}
     if kind == "probe":
         model = patch(make_model("gpt_neox"), PreProjectionConfig(content_skip=True, dropout=0.1), seed=0)
-        result = train_probe(model, settings=TrainingSettings(**SETTINGS), held_out=held_out, **common)
+        result = train_probe(model, Run(TrainingSettings(**SETTINGS), **common), resume=True)
     else:
         config = make_config("gpt2", resid_pdrop=0.1)
         model = build_scratch(config, ScratchSettings(query={"path": "nonlinear", "fused": True}), seed=0)
         settings = PretrainSettings(**SETTINGS, diagnose_every=2, diverged_above=20.0)
-        result = pretrain(model, settings=settings, evaluation_blocks=held_out, **common)
+        result = pretrain(model, Run(settings, **common), resume=True)
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     torch.save({"trained": trained, "survival": result.update_survival, "best": result.best_step}, out / "end.pt")
 

@@ -38,6 +38,7 @@ from hfpatch.surgery.bases import hash_weights
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_processes
+from hfpatch.training.run import Run
 
 STEPS, BATCH = 6, 4
 SETTINGS = {"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 1, "evaluate_every": 3}
@@ -71,10 +72,7 @@ def train(out: Path, scenario: dict) -> None:
     steps = chosen.get("steps", STEPS)
     plan = draw_plan(blocks=len(blocks), steps=steps, batch_size=BATCH, seed=3)
     settings = TrainingSettings(**{**SETTINGS, **chosen})
-    result = train_probe(
-        model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=out, held_out=held_out,
-        resume=bool(resume),
-    )  # fmt: skip
+    result = train_probe(model, Run(settings, blocks, plan, 0, out, held_out=held_out), resume=bool(resume))
     assert hash_weights(model) == before
     if state.is_main_process:
         save_patch(model, out / "patch")
@@ -93,10 +91,7 @@ def train_from_scratch(out: Path, chosen: dict, *, resume: bool) -> None:
     blocks, held_out = make_blocks(vocabulary=96), make_blocks(vocabulary=96, documents=30, seed=1)
     plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=3)
     settings = PretrainSettings(**{**SETTINGS, **chosen})
-    result = pretrain(
-        model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=out, evaluation_blocks=held_out,
-        resume=resume,
-    )  # fmt: skip
+    result = pretrain(model, Run(settings, blocks, plan, 0, out, held_out=held_out), resume=resume)
     write_result(out, result, kinds, state)
 
 

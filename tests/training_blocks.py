@@ -17,6 +17,7 @@ from hfpatch.results.parts import TrainResult
 from hfpatch.training.optim import build_optimizer, build_scheduler
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.probe import train_probe
+from hfpatch.training.run import Run
 
 SMALL = {
     "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -53,17 +54,19 @@ def make_blocks(
 
 
 def run_probe(model: PreTrainedModel, blocks: TokenBlocks, folder: Any, **values: Any) -> TrainResult:
-    """Train a patched model for 8 steps; ``values`` are other settings, and other arguments of `train_probe`."""
+    """Train a patched model for 8 steps; ``values`` are other settings, other parts of the run, and ``resume``."""
     settings, given = _split(TrainingSettings, {"steps": 8, **values})
     plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=3)
-    return train_probe(model, **{"settings": settings, "blocks": blocks, "plan": plan, "run_dir": folder, **given})
+    resume, given = given.pop("resume", False), {"blocks": blocks, "plan": plan, "folder": folder} | given
+    return train_probe(model, Run(settings, **given), resume=resume)
 
 
 def run_pretrain(model: PreTrainedModel, blocks: TokenBlocks, folder: Any, **values: Any) -> TrainResult:
-    """Pretrain a model for 6 steps; ``values`` are other settings, and other arguments of `pretrain`."""
+    """Pretrain a model for 6 steps; ``values`` are other settings, parts of the run, and arguments of `pretrain`."""
     settings, given = _split(PretrainSettings, {"steps": 6, **values})
     plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=0)
-    return pretrain(model, **{"settings": settings, "blocks": blocks, "plan": plan, "run_dir": folder, **given})
+    options = {name: given.pop(name) for name in ("resume", "tokenizer", "save") if name in given}
+    return pretrain(model, Run(settings, **{"blocks": blocks, "plan": plan, "folder": folder} | given), **options)
 
 
 def spoil(model: PreTrainedModel, call: int, factor: float) -> PreTrainedModel:

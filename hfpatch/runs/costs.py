@@ -28,6 +28,7 @@ from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, resi
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.probe import train_probe
 from hfpatch.training.records import StepRecord
+from hfpatch.training.run import Run
 
 ROUNDS = 3
 """How often the cost of each method is measured."""
@@ -53,18 +54,17 @@ class _Enough(Exception):
 @contextmanager
 def training_of(
     setup: ComparisonSetup | StudySetup, name: str
-) -> Iterator[tuple[PreTrainedModel, LoopSettings, Callable[..., object]]]:
+) -> Iterator[tuple[PreTrainedModel, LoopSettings, Callable[[Run], object]]]:
     """Yield a model with a method, which is then taken out of the base again, or of a variant, and its training.
 
-    That is the settings of a whole training, and a function that trains with settings like these.
+    That is the settings of a whole training, and a function that does a run with settings like these.
     """
     seed = setup.recipe.training.all_seeds[0]
     reset_peak_memory()
     if isinstance(setup, ComparisonSetup):
         model = patch(setup.base.model, setup.methods[name].configs, seed=seed)
-        train = partial(train_probe, model, origin={"frozen": setup.base.sha256}, blocks_checked=True)
         try:
-            yield model, setup.recipe.training, train
+            yield model, setup.recipe.training, partial(train_probe, model)
         finally:
             unpatch(model)
     else:
@@ -74,14 +74,14 @@ def training_of(
 
 
 def time_step(
-    setup: Setup, whole: LoopSettings, train: Callable[..., object], blocks: int, seconds: float, *, least: int
+    setup: Setup, whole: LoopSettings, train: Callable[[Run], object], blocks: int, seconds: float, *, least: int
 ) -> StepTime:
     """Return seconds and memory of an optimiser step, from steps of about so many of its blocks.
 
     Args:
         setup: has the text.
         whole: the settings of the whole training.
-        train: trains with settings like these.
+        train: does a run with settings like these.
         blocks: how many blocks there is time for.
         seconds: for so long steps are taken, at most four; the last one counts.
         least: how many steps are taken at least.
@@ -110,8 +110,17 @@ def time_step(
             raise _Enough
 
     with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
-        plan, run_dir = draw_plans(settings, setup.blocks, [seed])[seed], Path(folder) / "run"
-        train(settings=settings, blocks=setup.blocks, plan=plan, seed=seed, run_dir=run_dir, on_step=on_step)
+        run = Run(
+            settings,
+            setup.blocks,
+            plan=draw_plans(settings, setup.blocks, [seed])[seed],
+            seed=seed,
+            folder=Path(folder, "run"),
+            origin=setup.shared.to_json(),
+            on_step=on_step,
+            blocks_checked=isinstance(setup, ComparisonSetup),
+        )
+        train(run)
     share = blocks / whole.batch_size
     return StepTime(taken[-1] / share, share, peak_memory_bytes())
 

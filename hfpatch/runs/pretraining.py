@@ -78,28 +78,15 @@ def try_model(recipe: PretrainRecipe, tokenizer: PreTrainedTokenizerBase, splits
 
 
 def train_model(
-    setup: Inputs, recipe: PretrainRecipe, run: PlannedRun, progress: Progress
+    setup: Inputs, recipe: PretrainRecipe, run: PlannedRun, identity: Identity, progress: Progress
 ) -> tuple[PreTrainedModel, TrainResult]:
     """Train the model of a run's recipe, from its newest checkpoint where there is one; a trial's is not saved."""
     progress.started(run.name, recipe.training.steps)
     model = build_model(recipe.architecture, tokenizer=setup.tokenizer, seed=recipe.seed)
     require_causal(model, "architecture")
-    held_out = None if run.point else setup.held_out
-    check_blocks(model, setup.blocks, held_out)
-    outcome = train_from_scratch(
-        model,
-        settings=recipe.training,
-        blocks=setup.blocks,
-        plan=setup.plans[run.seed],
-        evaluation_blocks=held_out,
-        tokenizer=setup.tokenizer,
-        seed=recipe.seed,
-        run_dir=run.folder,
-        resume=True,
-        on_step=partial(progress.stepped, run.name),
-        origin=setup.identify(run).to_json(),
-        save=not run.point,
-    )
+    training = setup.training(run, recipe.training, identity, progress)
+    check_blocks(model, training.blocks, training.held_out)
+    outcome = train_from_scratch(model, training, resume=True, tokenizer=setup.tokenizer, save=not run.point)
     return model, outcome
 
 
@@ -231,7 +218,7 @@ def pretrain(
     if not unit.is_complete():
         with open_runs(plan, load, resume=resume) as setup:
             clock = Clock()
-            _, outcome = train_model(setup, setup.recipe, run, progress)
+            _, outcome = train_model(setup, setup.recipe, run, setup.shared, progress)
             result = PretrainingResult(
                 identity=setup.shared,
                 provenance=provenance(clock),

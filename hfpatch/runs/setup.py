@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from accelerate import PartialState
@@ -24,7 +24,7 @@ from hfpatch.recipes.budgets import TOLERANCE, budget_in, family_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import Asked
-from hfpatch.recipes.training import with_steps
+from hfpatch.recipes.training import LoopSettings, with_steps
 from hfpatch.recipes.tuning import point_name, trial_changes
 from hfpatch.runs.folder import AnyRecipe
 from hfpatch.runs.identity import identify_base, identify_data, identify_training
@@ -42,7 +42,7 @@ from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.methods import Method, build_method, validate_methods
 from hfpatch.surgery.patch import PatchSummary, patch, patch_summary, unpatch
 from hfpatch.surgery.scale import scale_patch
-from hfpatch.training.run import check_blocks
+from hfpatch.training.run import Run, check_blocks
 from hfpatch.training.sharding import cuts_tensors
 from hfpatch.training.trackers import check_trackers
 
@@ -75,6 +75,19 @@ class Inputs:
     def identify(self, run: PlannedRun) -> Identity:
         """Return the identity of one run: by default what is shared, as of a single run."""
         return self.shared
+
+    def training(self, run: PlannedRun, settings: LoopSettings, identity: Identity, progress: Progress) -> Run:
+        """Return the training of one run; a trial's does not measure the held-out text."""
+        return Run(
+            settings,
+            self.blocks,
+            self.plans[run.seed],
+            run.seed,
+            run.folder,
+            origin=identity.to_json(),
+            held_out=None if run.point else self.held_out,
+            on_step=partial(progress.stepped, run.name),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

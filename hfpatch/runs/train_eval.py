@@ -259,22 +259,11 @@ class TrainEvalSession:
                 settings = setup.recipe_of(run).training
                 progress.started(run.name, settings.steps)
                 model = stack.enter_context(setup.patched(run))
-                outcome = train_probe(
-                    model,
-                    settings=settings,
-                    blocks=setup.blocks,
-                    plan=setup.plans[run.seed],
-                    seed=run.seed,
-                    run_dir=run.folder,
-                    held_out=None if run.point else setup.held_out,
-                    resume=True,
-                    on_step=partial(progress.stepped, run.name),
-                    origin=identity.to_json(),
-                )
+                outcome = train_probe(model, setup.training(run, settings, identity, progress), resume=True)
                 if PartialState().is_main_process and outcome.diverged_step is None and not run.point:
                     save_patch(model, run.paths.patch)
             else:
-                model, outcome = train_model(setup, setup.single(run), run, progress)
+                model, outcome = train_model(setup, setup.single(run), run, identity, progress)
             trained = Trained(**dict(outcome), identity=identity)
             if run.point:
                 trained = trained.model_copy(update={"commit": checkout_state()[0]})

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from accelerate import PartialState
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
 from hfpatch.models import inner_width
 from hfpatch.models.paths import query_paths_with_f
@@ -21,60 +18,45 @@ from hfpatch.results.parts import TrainResult
 from hfpatch.support.files import atomic_directory
 from hfpatch.training.loop import run_training
 from hfpatch.training.optim import cast_trainables
-from hfpatch.training.records import StepRecord
 from hfpatch.training.run import Run
 from hfpatch.training.trackers import check_trackers
 
 
 def pretrain(
     model: PreTrainedModel,
+    run: Run,
     *,
-    settings: PretrainSettings,
-    blocks: TokenBlocks,
-    plan: BatchPlan,
-    evaluation_blocks: TokenBlocks | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    seed: int,
-    run_dir: Path,
     resume: bool = False,
-    on_step: Callable[[StepRecord], None] | None = None,
-    origin: Mapping[str, str | None] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     save: bool = True,
 ) -> TrainResult:
-    """Train all of ``model`` in float32, in place, and save it as a Hugging Face folder.
+    """Train all of ``model`` in float32, in place, and with ``save`` write it as a Hugging Face folder, ``model/``.
 
-    Writes ``run_dir/metrics.jsonl``, ``run_dir/checkpoints/`` and, with ``save``, at the end ``run_dir/model/``; with
-    diagnostics and an f in the model also ``run_dir/diagnostics.jsonl``. The evaluation loss is measured before the
-    first step too.
+    The evaluation loss is measured before the first step too. A run that diverges ends there, with a result:
+    ``diverged_step`` names the step, its line is the last of metrics.jsonl, no model is written, and resuming returns
+    the same result at once.
 
-    A run that diverges ends there, with a result: ``diverged_step`` names the step, its line is the last of
-    metrics.jsonl, no model is written, and resuming returns the same result at once.
-
-    The model is one of :func:`hfpatch.training.architecture.build_model`, or one to train further. ``tokenizer`` is
-    saved beside it, and ``origin`` has the hashes of the tokenizer and of the architecture. Other arguments are those
-    of :func:`hfpatch.training.probe.train_probe`, ``evaluation_blocks`` its ``held_out``.
+    Args:
+        model: one of :func:`hfpatch.training.architecture.build_model`, or one to train further.
+        run: the training, whose settings are `PretrainSettings`; ``origin`` has the hashes of the tokenizer and of the
+            architecture.
+        resume: continue from the newest checkpoint in the run's folder; without one, start again.
+        tokenizer: is saved beside the model.
+        save: whether to write the model.
 
     Raises:
         HfpatchError: as :func:`hfpatch.training.loop.run_training`, though never for a loss, or as
             :func:`check_settings`; or if diagnostics are asked for without evaluation blocks.
     """
+    settings = run.settings
+    assert isinstance(settings, PretrainSettings)
     check_settings(settings, model)
-    settings = scale_rates(settings, model.config)
     model.requires_grad_(True)
     cast_trainables(model, torch.float32)
-    run = Run(
-        settings=settings,
-        blocks=blocks,
-        plan=plan,
-        seed=seed,
-        folder=run_dir,
-        origin=origin or {},
-        held_out=evaluation_blocks,
-        on_step=on_step,
+    run = replace(
+        run,
+        settings=scale_rates(settings, model.config),
         measure_survival=False,
-        on_bad_loss="record",
-        diverged_above=settings.diverged_above,
-        evaluate_at_start=True,
         diagnose_every=settings.diagnose_every if query_paths_with_f(model) else None,
     )
     result = run_training(model, run, resume=resume)
@@ -82,7 +64,7 @@ def pretrain(
         shows_progress = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
         try:
-            with atomic_directory(run_dir / "model") as temporary:
+            with atomic_directory(run.folder / "model") as temporary:
                 model.save_pretrained(temporary)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(temporary)

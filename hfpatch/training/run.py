@@ -20,7 +20,13 @@ from hfpatch.data.tokenizer import embeddings_of
 from hfpatch.errors import HfpatchError
 from hfpatch.models.paths import query_paths_with_f
 from hfpatch.nn.nonlinear import HiddenProjection
-from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, check_held_out
+from hfpatch.recipes.training import (
+    NOT_IDENTITY,
+    LoopSettings,
+    PretrainSettings,
+    TrainingSettings,
+    check_held_out,
+)
 from hfpatch.training.checkpoint import Checkpoint, newest_checkpoint, remove_old
 from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.records import LoopState, MetricsFile, StepRecord
@@ -32,13 +38,17 @@ class Run:
     """One run's fixed parts, and its records and state so far.
 
     Attributes:
-        origin: more hashes that a resumed run must share, such as the frozen base's and the method settings'.
+        settings: the recipe's section ``training``, `TrainingSettings` of a patch, `PretrainSettings` of a whole model.
+        blocks: the training blocks.
+        plan: which blocks each step sees, drawn for these blocks; it decides the number of steps.
+        seed: the seed of dropout.
+        folder: the run's own folder, for ``metrics.jsonl``, ``diagnostics.jsonl`` and ``checkpoints/``.
+        origin: more hashes that a resumed run must share, such as those of the frozen base and of the method's
+            settings.
+        held_out: blocks that are never trained on; the loss on all of them is recorded as ``eval_loss``.
         on_step: called with each step's record, on the main process.
-        on_bad_loss: where a loss or gradient is not finite: stop with an error, skip the update, or end the run and
-            record it as diverged.
-        diverged_above: with ``record``, the loss above which a run has diverged once warm-up is over, or None.
-        blocks_checked: whether the model is known to take the blocks.
-        evaluate_at_start: whether to measure the loss of the held-out blocks before the first step too.
+        measure_survival: whether to count the weights that updates of a patch really change.
+        blocks_checked: whether the model is known to take the blocks; otherwise packed ones are tried on it.
         diagnose_every: measure the query paths every so many steps, at the start and at the end; None never does.
         checkpoint: where it resumes from, or None.
     """
@@ -52,10 +62,7 @@ class Run:
     held_out: TokenBlocks | None = None
     on_step: Callable[[StepRecord], None] | None = None
     measure_survival: bool = True
-    on_bad_loss: Literal["stop", "skip", "record"] = "stop"
-    diverged_above: float | None = None
     blocks_checked: bool = False
-    evaluate_at_start: bool = False
     diagnose_every: int | None = None
     checkpoint: Checkpoint | None = None
     records: list[StepRecord] = field(default_factory=list)
@@ -73,6 +80,11 @@ class Run:
     def start(self) -> int:
         """Steps done before this session."""
         return self.checkpoint.step if self.checkpoint else 0
+
+    @property
+    def on_bad_loss(self) -> Literal["record", "skip", "stop"]:
+        """What a loss or gradient that is not finite does; pretraining always records it."""
+        return self.settings.on_bad_loss if isinstance(self.settings, TrainingSettings) else "record"
 
     def micro_batch(self, processes: int) -> int:
         """Return how many blocks one process takes through one forward pass.
@@ -102,10 +114,14 @@ class Run:
         }
 
     def evaluates_after(self, step: int) -> bool:
-        """Whether the evaluation loss is due after ``step`` steps, 0 meaning before the first."""
+        """Whether the evaluation loss is due after ``step`` steps, 0 meaning before the first.
+
+        Of a patch the base's loss is measured only where later ones are compared with it.
+        """
         if self.held_out is None or self.state.diverged_step is not None:
             return False
-        return self.is_due(step, self.settings.evaluate_every) if step else self.evaluate_at_start
+        every = self.settings.evaluate_every
+        return self.is_due(step, every) if step else every is not None or isinstance(self.settings, PretrainSettings)
 
     def diverges(self, step: int, loss: float) -> bool:
         """Whether a loss of step ``step`` ends the run as diverged.
@@ -115,8 +131,9 @@ class Run:
         """
         if self.on_bad_loss != "record":
             return False
-        bound = self.diverged_above if step > self.settings.warmup_steps else None
-        return not math.isfinite(loss) or (bound is not None and loss > bound)
+        bound = self.settings.diverged_above if isinstance(self.settings, PretrainSettings) else None
+        is_above = bound is not None and step > self.settings.warmup_steps and loss > bound
+        return is_above or not math.isfinite(loss)
 
     def is_due(self, step: int, every: int | None) -> bool:
         """Whether something is due after ``step`` steps that happens at the end and ``every`` so many steps."""

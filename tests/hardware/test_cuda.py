@@ -13,6 +13,7 @@ from hfpatch.evaluation.scorer import Scorer, TokenRequest
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.training import loss
 from hfpatch.training.probe import train_probe
+from hfpatch.training.run import Run
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -62,9 +63,6 @@ def test_a_run_trains(tmp_path, options):
     for device in ("cuda", "reference"):
         model, steps = patched("gpt_neox", "gated", "cuda"), []
         chosen = settings if device == "cuda" else settings.model_copy(update=dict.fromkeys(options))
-        train_probe(
-            model, settings=chosen, blocks=blocks, plan=plan, seed=0, run_dir=tmp_path / device,
-            on_step=lambda record, steps=steps: steps.append(record.loss),
-        )  # fmt: skip
-        losses[device] = steps
+        train_probe(model, Run(chosen, blocks, plan, 0, tmp_path / device, on_step=steps.append))
+        losses[device] = [record.loss for record in steps]
     assert losses["cuda"] == pytest.approx(losses["reference"], rel=2e-2)

@@ -22,6 +22,7 @@ from hfpatch.training import hardware, loss, processes
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.probe import train_probe
 from hfpatch.training.retention import document_changes
+from hfpatch.training.run import Run
 from hfpatch.tuners.layer import MethodLayer
 
 FAMILIES = ["gpt2", "llama"]  # fused and separate projections
@@ -198,10 +199,10 @@ def test_a_run_trains_evaluates_and_resumes_on_the_device(tmp_path, accelerate_o
     blocks = make_blocks(documents=12)
     plan = draw_plan(blocks=len(blocks), steps=2, batch_size=2, seed=0)
 
-    def train(device, folder, **more):
+    def train(device, folder, on_step=None, *, resume=False):
         model = patched(family, name, device, dtype)
-        run = {"settings": settings, "blocks": blocks, "plan": plan, "seed": 0, "held_out": blocks.head(1), **more}
-        train_probe(model, run_dir=tmp_path / folder, **run)
+        run = Run(settings, blocks, plan, 0, tmp_path / folder, held_out=blocks.head(1), on_step=on_step)
+        train_probe(model, run, resume=resume)
         assert {value.device for value in model.parameters()} == {torch.device(device)}
         return model
 
@@ -258,7 +259,7 @@ def test_torchs_default_dtype_changes_no_number(tmp_path):
         settings = TrainingSettings(steps=2, batch_size=2, micro_batch_size=1, warmup_steps=1, lr=1e-2)
         plan = draw_plan(blocks=len(blocks), steps=2, batch_size=2, seed=0)
         changes = document_changes(model, blocks.head(2), batch_size=2)
-        train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=folder)
+        train_probe(model, Run(settings, blocks, plan, 0, folder))
         return computed, changes.tolist(), losses(folder)
 
     models = [patched("llama", "gated", "cpu") for _ in range(2)]

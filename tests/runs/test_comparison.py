@@ -587,10 +587,10 @@ def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(model_folde
     tasks = {"tasks": ["tinyworld_cloze", "quiz"], "limit": 8, "include_path": str(tmp_path)}
     real = hfpatch.runs.train_eval.train_probe
 
-    def spoilt(model, *, settings, run_dir, **values):
-        if run_dir.parts[-2:] == ("lora", "seed-1"):
-            settings = settings.model_copy(update={"lr": 1e30})
-        return real(model, settings=settings, run_dir=run_dir, **values)
+    def spoilt(model, run, *, resume):
+        if run.folder.parts[-2:] == ("lora", "seed-1"):
+            run.settings = run.settings.model_copy(update={"lr": 1e30})
+        return real(model, run, resume=resume)
 
     monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", spoilt)
     with pytest.warns(UserWarning, match="lora · seed 1: diverged at step 2"):
@@ -622,9 +622,9 @@ def test_a_run_without_finite_scores_counts_as_diverged(model_folder, tmp_path, 
     """The others are compared, and resuming changes nothing."""
     train_real = hfpatch.runs.train_eval.train_probe
 
-    def broken(model, *, run_dir, **options):
-        outcome = train_real(model, run_dir=run_dir, **options)
-        if "lora" in str(run_dir):
+    def broken(model, run, *, resume):
+        outcome = train_real(model, run, resume=resume)
+        if "lora" in str(run.folder):
             with torch.no_grad():
                 next(value for name, value in model.named_parameters() if "lora_B" in name)[0] = float("nan")
         return outcome

@@ -411,6 +411,7 @@ def test_a_loss_is_that_of_the_text_of_tuning(recipe, straight):
     """The chosen trial, trained again by hand."""
     from hfpatch.surgery.patch import patch, unpatch
     from hfpatch.training.probe import train_probe
+    from hfpatch.training.run import Run
     from hfpatch.training.validation import mean_loss
 
     setup = set_up(recipe, Tuning(plan_runs(recipe, straight).tuning))
@@ -419,9 +420,7 @@ def test_a_loss_is_that_of_the_text_of_tuning(recipe, straight):
     patch(setup.base.model, setup.methods["pre"].configs, seed=1000)
     try:
         folder = straight.parent / "again"
-        train_probe(
-            setup.base.model, settings=settings, blocks=setup.blocks, plan=setup.plans[1000], seed=1000, run_dir=folder
-        )
+        train_probe(setup.base.model, Run(settings, setup.blocks, setup.plans[1000], 1000, folder))
         loss = mean_loss(setup.base.model, setup.tuning_text, batch_size=4)
     finally:
         unpatch(setup.base.model)

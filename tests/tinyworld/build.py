@@ -34,6 +34,7 @@ from hfpatch.tinyworld.world import NAMES, OBJECTS, PLACES
 from hfpatch.training.architecture import build_model
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.records import StepRecord
+from hfpatch.training.run import Run
 
 VOCABULARY_SIZE = 512
 _TOKENIZER_DOCUMENTS = 2000
@@ -71,8 +72,7 @@ def build_checkpoint(name: str) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
-        given: dict[str, Any] = {"blocks": blocks, "plan": plan, "tokenizer": tokenizer, "seed": seed}
-        result = pretrain(model, settings=training, run_dir=run_dir, on_step=print_step, **given)
+        result = pretrain(model, Run(training, blocks, plan, seed, run_dir, on_step=print_step), tokenizer=tokenizer)
         with atomic_directory(checkpoint(name)) as temporary:
             shutil.copytree(run_dir / "model", temporary, copy_function=shutil.copyfile, dirs_exist_ok=True)
     return {

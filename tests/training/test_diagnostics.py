@@ -133,7 +133,7 @@ def test_several_targets_are_told_apart_and_nothing_stays_behind():
 
 def run(model, folder, *, held_out=True, **values):
     evaluation = make_blocks(documents=30, seed=1) if held_out else None
-    values = {"evaluate_every": 4, "evaluation_blocks": evaluation, **values}
+    values = {"evaluate_every": 4, "held_out": evaluation, **values}
     return run_pretrain(model, make_blocks(), folder, **values)
 
 

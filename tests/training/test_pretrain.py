@@ -26,7 +26,7 @@ def test_trains_everything_evaluates_and_saves_a_folder(base, blocks, tmp_path, 
     tokenizer = train_tokenizer(["the mill"], 257)
     held_out = blocks.head(7)
     untrained = mean_loss(model, held_out, batch_size=4)
-    result = run(model, blocks, tmp_path, evaluation_blocks=held_out, evaluate_every=4, tokenizer=tokenizer)
+    result = run(model, blocks, tmp_path, held_out=held_out, evaluate_every=4, tokenizer=tokenizer)
     assert not any(torch.equal(value, before[name]) for name, value in model.named_parameters())
     lines = metrics_of(tmp_path)
     assert [line["step"] for line in lines if "eval_loss" in line] == [0, 4, 6]
@@ -55,7 +55,7 @@ def test_it_ends_the_run_with_its_step_and_no_model(base, blocks, tmp_path, fact
     model, records = spoil(base(), 4 if micro is None else 7, factor), []
     result = run(
         model, blocks, tmp_path, on_step=records.append, diverged_above=bound, micro_batch_size=micro,
-        evaluation_blocks=blocks.head(3), evaluate_every=1,
+        held_out=blocks.head(3), evaluate_every=1,
     )  # fmt: skip
     assert (result.diverged_step, result.steps, result.stopped_early) == (4, 4, False)
     lines = metrics_of(tmp_path)
@@ -66,7 +66,7 @@ def test_it_ends_the_run_with_its_step_and_no_model(base, blocks, tmp_path, fact
     assert not (tmp_path / "model").exists()
     again = run(
         base(), blocks, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"),
-        diverged_above=bound, evaluation_blocks=blocks.head(3), evaluate_every=1,
+        diverged_above=bound, held_out=blocks.head(3), evaluate_every=1,
     )  # fmt: skip
     assert again.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
     assert metrics_of(tmp_path) == lines
@@ -97,7 +97,7 @@ def test_the_bound_holds_after_warm_up_only(base, blocks, tmp_path):
 
 
 def test_a_loss_on_the_evaluation_blocks_counts_as_well(base, blocks, tmp_path):
-    values = {"evaluation_blocks": blocks.head(3), "evaluate_every": 2, "warmup_steps": 1}
+    values = {"held_out": blocks.head(3), "evaluate_every": 2, "warmup_steps": 1}
     huge = run(base(), blocks, tmp_path, diverged_above=5.0, lr=30.0, max_grad_norm=None, **values)
     lines = metrics_of(tmp_path)
     assert huge.diverged_step == lines[-1]["step"] < STEPS
@@ -130,7 +130,7 @@ def build(name):
 def run_scratch(model, folder, **values):
     values = {"steps": 4, "warmup_steps": 1, "diagnose_every": 2, **values}
     evaluation = make_blocks(vocabulary=96, documents=20, seed=1)
-    run_pretrain(model, make_blocks(vocabulary=96), folder, evaluation_blocks=evaluation, **values)
+    run_pretrain(model, make_blocks(vocabulary=96), folder, held_out=evaluation, **values)
     return model
 
 

@@ -15,6 +15,7 @@ from hfpatch.recipes.training import PretrainSettings
 from hfpatch.training.architecture import build_model
 from hfpatch.training.optim import build_optimizer
 from hfpatch.training.pretrain import pretrain, scale_rates
+from hfpatch.training.run import Run
 
 STEPS, WARMUP, BATCH, LR, FLOOR, DECAY, CLIP = 7, 3, 4, 3e-2, 0.1, 2**-5, 0.05
 PAPER = {
@@ -38,7 +39,7 @@ def run(model, folder, **values):
     }  # fmt: skip
     blocks = make_blocks(layout="padded")
     plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=0)
-    pretrain(model, settings=PretrainSettings(**settings), blocks=blocks, plan=plan, seed=0, run_dir=folder)
+    pretrain(model, Run(PretrainSettings(**settings), blocks, plan, 0, folder))
     return blocks, plan, metrics_of(folder)
 
 

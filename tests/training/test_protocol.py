@@ -13,6 +13,7 @@ from hfpatch.recipes.training import group_of
 from hfpatch.surgery.methods import build_method
 from hfpatch.surgery.patch import patch
 from hfpatch.training.probe import train_probe
+from hfpatch.training.run import Run
 
 RECIPES = ["pythia-160m-as-published", "pythia-410m-as-published"]
 
@@ -40,7 +41,7 @@ def test_steps_of_it_run_in_the_published_dtypes(tmp_path, method):
     plan = draw_plan(blocks=len(blocks), steps=3, batch_size=16, seed=42)
     low = pytest.warns(UserWarning, match="kept in bfloat16") if "pre" in method else contextlib.nullcontext()
     with low:
-        result = train_probe(model, settings=recipe.training, blocks=blocks, plan=plan, seed=42, run_dir=tmp_path)
+        result = train_probe(model, Run(recipe.training, blocks, plan, 42, tmp_path))
     dtypes = {(group_of(name) == "lora", p.dtype) for name, p in model.named_parameters() if p.requires_grad}
     assert dtypes <= {(True, torch.float32), (False, torch.bfloat16)}
     survival = {name: share for name, share in result.update_survival.items() if name != "all"}
