@@ -21,7 +21,7 @@ import hfpatch.runs.comparison
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.runs import Progress, compare, pretrain_study, train
+from hfpatch.runs import Progress, compare, train
 
 TRAINING = {"steps": 4, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "save_every": 1}
 DATA = {"source": "tinyworld/base", "max_documents": 40, "block_size": 32, "held_out": 5}
@@ -96,7 +96,7 @@ def main(root: Path) -> dict:
         | {"training": TRAINING, "baseline": "one", "variants": {"one": {}, "two": {}}}
     )
     out = root / "study"
-    variants = (fork(lambda v=v: pretrain_study(study, out, variant=v), root / f"{v}.txt") for v in study.variants)
+    variants = (fork(lambda v=v: compare(study, out, variant=v), root / f"{v}.txt") for v in study.variants)
     report["study"] = wait(*variants)
     report["variants"] = sorted(json.loads((out / "results.json").read_text())["methods"])
     report["locks"] = [str(path) for path in root.rglob(".locks")]

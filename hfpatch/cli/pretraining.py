@@ -55,8 +55,8 @@ def pretrain(
             raise HfpatchError(f"--dry-run shows the runs of a study, and {recipe} is one run")
     with loading_libraries():
         from hfpatch.cli.progress import choose_progress, is_first_process
+        from hfpatch.runs import compare
         from hfpatch.runs import pretrain as run_pretrain
-        from hfpatch.runs import pretrain_study
 
     if isinstance(loaded, PretrainRecipe):
         with interruptible(RESUME.format(folder)), choose_progress() as progress:
@@ -67,7 +67,7 @@ def pretrain(
         return
     else:
         with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
-            pretrain_study(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
+            compare(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
         end = f"runs of {variant}: {folder / 'runs' / str(variant)}; without --variant and with --resume: the report"
     if is_first_process() and isinstance(loaded, StudyRecipe) and variant is None:
         print_report(folder)

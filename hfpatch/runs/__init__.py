@@ -8,7 +8,7 @@ from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hfpatch.runs.checking import check
-    from hfpatch.runs.comparison import compare, pretrain_study, train
+    from hfpatch.runs.comparison import compare, train
     from hfpatch.runs.corpus import tokenize
     from hfpatch.runs.evaluation import evaluate
     from hfpatch.runs.forecasting import forecast
@@ -25,7 +25,6 @@ __all__ = [
     "forecast",
     "inspect",
     "pretrain",
-    "pretrain_study",
     "preview",
     "tokenize",
     "train",
@@ -39,7 +38,6 @@ _HOMES = {
     "forecast": "forecasting",
     "inspect": "inspection",
     "pretrain": "pretraining",
-    "pretrain_study": "comparison",
     "preview": "previewing",
     "tokenize": "corpus",
     "train": "comparison",

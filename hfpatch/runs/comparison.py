@@ -1,4 +1,4 @@
-"""`compare` and `pretrain_study`: a recipe in, a run folder out; and `train`, the trainings of one method."""
+"""`compare`: the recipe of a comparison or a study in, a run folder out; and `train`, the trainings of one method."""
 
 from __future__ import annotations
 
@@ -29,26 +29,31 @@ from hfpatch.training.sharding import cuts_tensors
 
 @takes_text
 def compare(
-    recipe: Recipe,
+    recipe: Recipe | StudyRecipe,
     out: Path,
     *,
     resume: bool = False,
+    variant: str | None = None,
     progress: Progress | None = None,
     engine: EngineSettings | None = None,
 ) -> dict[str, Any]:
-    """Tune, train and evaluate every method of a recipe with every seed, compare them and report.
+    """Tune, train and evaluate every method of a recipe, or variant of a study, with every seed, compare and report.
 
-    The base is evaluated first, and compared with its known scores before anything is trained. Each run leaves its
-    result when it is complete; with ``resume`` such runs are not repeated, also where the recipe has got more methods
-    or seeds since: the new runs are trained, and compared with all others. A run that diverges is a result like others,
-    without scores: the reports name its step, and the comparisons leave it out. Where seeds grow
-    (``training.seeds.looks``), it ends when every primary pair is decided, or after the last look. On several
-    processes every training and every evaluation is shared by all of them.
+    The base of a comparison is evaluated first, and compared with its known scores before anything is trained. In a
+    study all runs with one seed see the same blocks in the same order and start from the same weights where they share
+    any. Each run leaves its result when it is complete; with ``resume`` such runs are not repeated, also where the
+    recipe has got more methods, variants or seeds since: the new runs are trained, and compared with all others. One
+    that was interrupted continues from its newest checkpoint. A run that diverges is a result like others, without
+    scores: the reports name its step, and the comparisons leave it out. Where seeds grow (``training.seeds.looks``), it
+    ends when every primary pair is decided, or after the last look. On several processes every training and every
+    evaluation is shared by all of them.
 
     Args:
         recipe: what to compare.
         out: the run folder.
         resume: continue the run in ``out``.
+        variant: of a study, train this one's runs alone, and leave the report to a later call; several such calls may
+            work in one folder at a time.
         progress: called at every step; None shows nothing.
         engine: where the runs take place; None is one after the other in this process.
 
@@ -56,14 +61,15 @@ def compare(
         The content of ``out/results.json``.
 
     Raises:
-        HfpatchError: if ``out`` cannot take this run, or something that the recipe names cannot be loaded or used.
+        HfpatchError: if ``out`` cannot take this run, a variant cannot be built, or something that the recipe names
+            cannot be loaded or used.
     """
-    if start_processes().num_processes > 1 and cuts_tensors():
+    if isinstance(recipe, Recipe) and start_processes().num_processes > 1 and cuts_tensors():
         raise HfpatchError(
             "compare evaluates a whole model on each process, but FSDP and DeepSpeed shard it; launch with "
             "plain DDP, or launch hfpatch train for each method, then compare --resume"
         )
-    return run_session(TrainEvalSession(plan_runs(recipe, out), progress), resume=resume, engine=engine)
+    return run_session(TrainEvalSession(plan_runs(recipe, out, variant), progress), resume=resume, engine=engine)
 
 
 @takes_text
@@ -99,43 +105,6 @@ def train(
             session.complete_alone(unit)
     trained = [unit.run.paths for unit in plan.units if unit.action == "train" and session.is_wanted(unit.run)]
     return [paths.patch for paths in trained if Trained.read(paths.training).diverged_step is None]
-
-
-@takes_text
-def pretrain_study(
-    recipe: StudyRecipe,
-    out: Path,
-    *,
-    resume: bool = False,
-    variant: str | None = None,
-    progress: Progress | None = None,
-    engine: EngineSettings | None = None,
-) -> dict[str, Any]:
-    """Tune every variant of a study, train it with every seed on the same batches, compare them and report.
-
-    All runs with one seed see the same blocks in the same order and start from the same weights where they share
-    any. A run that diverges is a result like others. Each run leaves its result.json when it is complete; with
-    ``resume`` such runs are not repeated, and one that was interrupted continues from its newest checkpoint. Where
-    seeds grow (``training.seeds.looks``), it ends when every primary pair is decided, or after the last look. On
-    several processes every run is shared by all of them.
-
-    Args:
-        recipe: what to compare.
-        out: the folder of the study.
-        resume: continue the study in ``out``.
-        variant: train this one's runs alone, and leave the report to a later call; several such calls may work in
-            one folder at a time.
-        progress: called at every step; None shows nothing.
-        engine: where the runs take place; None is one after the other in this process.
-
-    Returns:
-        The content of ``out/results.json``.
-
-    Raises:
-        HfpatchError: if ``out`` cannot take this study, a variant cannot be built, or something that the recipe names
-            cannot be loaded or used.
-    """
-    return run_session(TrainEvalSession(plan_runs(recipe, out, variant), progress), resume=resume, engine=engine)
 
 
 def run_session(session: TrainEvalSession, *, resume: bool, engine: EngineSettings | None) -> dict[str, Any]:

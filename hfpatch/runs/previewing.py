@@ -71,7 +71,7 @@ def preview(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Preview:
-    """Plan a comparison or a study as `compare` and `pretrain_study` do, and write nothing but caches.
+    """Plan a comparison or a study as `compare` does, and write nothing but caches.
 
     The times of trainings are those of finished runs in ``out``, where there are any. Others are measured: a part of a
     step and of the tasks, of each kind of method or of each variant.

@@ -23,7 +23,7 @@ from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.runs import Progress, compare, pretrain_study
+from hfpatch.runs import Progress, compare
 from hfpatch.runs.engines import processes, work
 from hfpatch.runs.engines.driver import Engine, open_engine
 from hfpatch.runs.engines.settings import EngineSettings
@@ -384,7 +384,7 @@ def study(recipe):
 @pytest.fixture(scope="module")
 def straight_study(study, tmp_path_factory):
     out = tmp_path_factory.mktemp("study") / "out"
-    pretrain_study(study, out)
+    compare(study, out)
     return out
 
 
@@ -400,7 +400,7 @@ def test_runs_shared_by_two_processes_which_may_cut_the_model(study, tmp_path):
     }
     losses, logs = {}, {}
     for name, engine in engines.items():
-        pretrain_study(one, tmp_path / name, engine=engine, progress=logs.setdefault(name, Log()))
+        compare(one, tmp_path / name, engine=engine, progress=logs.setdefault(name, Log()))
         records = MetricsFile(tmp_path / name / "runs/one/seed-0/metrics.jsonl").read()
         losses[name] = [record.loss for record in records if record.step]
         assert not list((tmp_path / name).glob(".*"))
@@ -467,7 +467,7 @@ def goes_on_whoever_ends(study, straight, out, number, *options):
     before, command = saved(), Command(study, out, "--resume", *options)
     assert command.interrupt(signal.SIGKILL, command.wait_for("one", before + 40)) == -signal.SIGKILL
     assert before < saved() < study.training.steps
-    pretrain_study(study, out, resume=True)
+    compare(study, out, resume=True)
     assert_equal(out, straight)
 
 
@@ -500,7 +500,7 @@ def test_a_unit_that_ends_its_workers_is_tried_three_times_and_costs_no_other(fo
     monkeypatch.setattr(processes, "runs_on_cpu", lambda: forks)  # where there is a device, workers start anew
     log = Kill("one · seed 0", times=9)
     with pytest.raises(HfpatchError) as caught:
-        pretrain_study(study, tmp_path / "out", engine=EngineSettings(jobs=1), progress=log)
+        compare(study, tmp_path / "out", engine=EngineSettings(jobs=1), progress=log)
     failed = "one · seed 0: its worker ended 3 times before it did (exit code -9)"
     assert str(caught.value) == f"{failed} (1 unit that needs it left out)"
     assert log.reasons == [("one · seed 0", "exit code -9")] * 2
@@ -537,7 +537,7 @@ class KillAnother(Kill):
 def test_a_run_goes_on_after_another_process_of_its_worker_was_killed(count, victim, study, straight_study, tmp_path):
     log, steps = KillAnother("one · seed 0", victim), study.training.steps if count == 1 else 60
     study = study.model_copy(update={"training": study.training.model_copy(update={"steps": steps})})
-    pretrain_study(study, tmp_path / "out", engine=EngineSettings(jobs=1, processes_per_run=count), progress=log)
+    compare(study, tmp_path / "out", engine=EngineSettings(jobs=1, processes_per_run=count), progress=log)
     ((run, reason),) = log.reasons
     assert (run, reason.partition(":")[0]) == ("one · seed 0", f"exit code {-9 if victim == 'parent' else 1}")
     assert len(log.orphans) == count

@@ -23,7 +23,7 @@ from runs.test_engines import (  # noqa: F401
 from tiny_runs import refused
 
 from hfpatch.errors import HfpatchError
-from hfpatch.runs import pretrain_study
+from hfpatch.runs import compare
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.support.signals import sigterm_kept
 
@@ -95,7 +95,7 @@ def test_a_study_outlives_workers_drivers_and_a_machine(study, straight_study, t
     machine()
     out = tmp_path / "again"
     log = KillNode("two · seed 0", cluster, out / "runs" / "two" / "seed-0")
-    pretrain_study(study, out, engine=EngineSettings(ray=cluster.address), progress=log)
+    compare(study, out, engine=EngineSettings(ray=cluster.address), progress=log)
     assert log.opened_with.startswith("2 runs at a time on ")
     assert log.killed is not None
     trained = sorted(run for run, action, _ in log.nodes if action == "train")
@@ -129,7 +129,7 @@ def test_fractions_of_gpus_and_machines_that_lack_something(study, tmp_path, clu
 
     def run(out, **options):
         log = Count()
-        pretrain_study(study, out, engine=EngineSettings(ray=cluster.address, **options), progress=log)
+        compare(study, out, engine=EngineSettings(ray=cluster.address, **options), progress=log)
         return log
 
     with pytest.raises(
@@ -139,7 +139,7 @@ def test_fractions_of_gpus_and_machines_that_lack_something(study, tmp_path, clu
     assert not (tmp_path / "none").exists()
     three = study.model_copy(update={"variants": dict.fromkeys(("one", "two", "three"), study.variants["one"])})
     log = Count()
-    pretrain_study(three, tmp_path / "half", engine=EngineSettings(ray=cluster.address, gpus_per_run=0.5), progress=log)
+    compare(three, tmp_path / "half", engine=EngineSettings(ray=cluster.address, gpus_per_run=0.5), progress=log)
     assert re.match(r"2 runs at a time on \d machines, each on 1 CPU core and 0.5 GPUs", log.opened_with)
     assert (log.most, len(log.done)) == (2, 3)
 

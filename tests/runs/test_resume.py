@@ -14,7 +14,7 @@ from hfpatch.data.plan import draw_plan, write_plans
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
-from hfpatch.runs import compare, pretrain, pretrain_study, train
+from hfpatch.runs import compare, pretrain, train
 from hfpatch.runs.identity import identify_base
 from hfpatch.support.files import read_json
 from hfpatch.surgery.bases import Base
@@ -66,7 +66,7 @@ def pretraining(kind, folder: Path, **more):
 
 def run_study(folder, **options):
     recipe = pretraining(StudyRecipe, folder, baseline="one", variants={"one": {}, "two": {}})
-    return pretrain_study(recipe, folder / "out", **options)
+    return compare(recipe, folder / "out", **options)
 
 
 def run_single(folder, **options):

@@ -14,7 +14,7 @@ print(*sys.modules)
 """
 COMPARE = """
 import sys
-from hfpatch.runs import compare, pretrain_study
+from hfpatch.runs import compare
 import hfpatch.training.probe
 from hfpatch.evaluation import check_comparable, evaluate
 print(*sys.modules)

@@ -17,7 +17,7 @@ from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.reporting.forecast import forecast_document
 from hfpatch.reporting.markdown import markdown
 from hfpatch.results import load_results
-from hfpatch.runs import forecast, pretrain_study
+from hfpatch.runs import compare, forecast
 from hfpatch.runs.engines.driver import Engine
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_runs
@@ -59,7 +59,7 @@ def training(**changes):
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     out = tmp_path_factory.mktemp("study") / "straight"
-    return out, pretrain_study(study(), out)
+    return out, compare(study(), out)
 
 
 def test_every_run_leaves_its_files_and_the_results_follow_from_them(straight):
@@ -182,17 +182,17 @@ def test_a_study_is_planned_with_a_step_of_each_variant_and_an_earlier_study_s_v
 def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(straight, tmp_path, no_report):
     out, stop = tmp_path / "out", Stop(9)  # in the second new run, after a checkpoint
     first = study(training=training(seeds=[0]))
-    assert pretrain_study(first, out)["complete"]
-    assert "--resume" in refused(pretrain_study, study(), out)
+    assert compare(first, out)["complete"]
+    assert "--resume" in refused(compare, study(), out)
     with pytest.raises(KeyboardInterrupt):
-        pretrain_study(study(), out, resume=True, progress=stop)
+        compare(study(), out, resume=True, progress=stop)
     stopped = read_json(out / "results.json")
     assert (stopped["complete"], stopped["comparisons"]) == (False, [])
-    assert "seeds is [0, 1] there, [0] here" in refused(pretrain_study, first, out, resume=True)
-    again = pretrain_study(study(), out, resume=True)
+    assert "seeds is [0, 1] there, [0] here" in refused(compare, first, out, resume=True)
+    again = compare(study(), out, resume=True)
     assert "Seeds were added when results existed already" in " ".join(again["warnings"])
     assert without_times(again["methods"]) == without_times(straight[1]["methods"])
-    assert pretrain_study(study(), out, resume=True, progress=Nothing()) == again
+    assert compare(study(), out, resume=True, progress=Nothing()) == again
 
 
 def test_an_engine_that_gives_up_the_devices_leaves_the_report_to_be_written(straight, tmp_path, monkeypatch):
@@ -202,19 +202,19 @@ def test_an_engine_that_gives_up_the_devices_leaves_the_report_to_be_written(str
         PartialState._reset_state()  # as engines of a machine with GPUs
 
     monkeypatch.setattr("hfpatch.runs.comparison.open_engine", of_devices)
-    assert without_times(pretrain_study(study(), tmp_path / "s")) == without_times(straight[1])
+    assert without_times(compare(study(), tmp_path / "s")) == without_times(straight[1])
     assert (tmp_path / "s" / "report.html").is_file()
 
 
 def test_variants_trained_by_themselves_make_the_same_study(straight, tmp_path, no_report):
     out = tmp_path / "out"
-    assert "did you mean 'linear'" in refused(pretrain_study, study(), out, variant="liner")
+    assert "did you mean 'linear'" in refused(compare, study(), out, variant="liner")
     assert not out.exists()
-    pretrain_study(study(), out, variant="nonlinear")
+    compare(study(), out, variant="nonlinear")
     assert not (out / "report.html").exists()
-    assert "--resume" in refused(pretrain_study, study(), out, variant="nonlinear")
-    pretrain_study(study(), out, variant="linear")
-    assert without_times(pretrain_study(study(), out, resume=True)) == without_times(straight[1])
+    assert "--resume" in refused(compare, study(), out, variant="nonlinear")
+    compare(study(), out, variant="linear")
+    assert without_times(compare(study(), out, resume=True)) == without_times(straight[1])
     assert (out / "report.html").exists()
 
 
@@ -222,7 +222,7 @@ def test_divergence_is_an_outcome_of_trials_and_runs(tmp_path, no_report):
     wild = {"training": {"lr": 30.0}, "tuning": None}
     changes = {"training": training(seeds=[0], diverged_above=7.0, max_grad_norm=None)}
     tuning = {**STUDY["tuning"], "learning_rates": [3e-3, 30.0]}
-    results = pretrain_study(study(variants={"linear": {}, "wild": wild}, tuning=tuning, **changes), tmp_path / "out")
+    results = compare(study(variants={"linear": {}, "wild": wild}, tuning=tuning, **changes), tmp_path / "out")
     assert results["complete"]
     run = results["methods"]["wild"]["runs"]["0"]
     assert 1 < run["train"]["diverged_step"] <= 6
@@ -241,7 +241,7 @@ def test_divergence_is_an_outcome_of_trials_and_runs(tmp_path, no_report):
 def test_seeds_grow_until_the_pair_is_decided(tmp_path, no_report):
     looks = training(seeds={"looks": [2, 3, 4]}, steps=2)
     wide = study(training=looks, tuning=None, margin={"nats_per_token": 50.0})
-    results = pretrain_study(wide, tmp_path / "out")
+    results = compare(wide, tmp_path / "out")
     assert [look["seeds"] for look in results["looks"]] == [2]
     assert results["runs_saved"] == 2 * (4 - 2)
     assert results["verdicts"][0]["outcome"] == "equivalent"
@@ -257,7 +257,7 @@ def test_a_variant_that_cannot_be_built_stops_before_any_training(tmp_path):
         ({"training": {"diverged_above": 2.0}}, "must be above ln V"),
         ({"tuning": {"grid": {"training.diverged_above": [9.0, 2.0]}}}, "must be above ln V"),
     ):
-        message = refused(pretrain_study, study(variants={"linear": {}, "odd": wrong}), out)
+        message = refused(compare, study(variants={"linear": {}, "odd": wrong}), out)
         assert message.startswith("variants.odd")
         assert reason in message
         assert not out.exists()
