@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field
@@ -36,6 +37,11 @@ class Trial(Part):
     def rate(self) -> float | None:
         """The learning rate, or None if it is no number."""
         return _rate(self.values)
+
+    @property
+    def compared_loss(self) -> float:
+        """The loss by which trials are compared: infinite where one diverged."""
+        return math.inf if self.loss is None else self.loss
 
 
 class Choice(Part):
@@ -72,6 +78,18 @@ def _rate(values: Values) -> float | None:
     return float(rate) if isinstance(rate, int | float) and rate > 0 else None
 
 
+def error_of_rate(trials: Iterable[Trial], method: str, values: Values, cap: float) -> float | None:
+    """Return what the choice of the rate in a method's ``values`` may be worth; None where no trial had these values.
+
+    It is :func:`hfpatch.results.decision.rate_error`, capped at ``cap``, over its trials that differ in the rate alone.
+    """
+    best, losses = _rate(values), dict[float, float]()
+    for trial in trials:
+        if trial.method == method and trial.rate is not None and {**trial.values, "lr": best} == values:
+            losses[trial.rate] = trial.compared_loss
+    return rate_error(losses, best, cap) if best is not None and best in losses else None
+
+
 class Tuning(Part):
     """The trials of a comparison.
 
@@ -100,23 +118,16 @@ class Tuning(Part):
     def rate_error(self, method: str, otherwise: float | None = None) -> float | None:
         """Return what the choice of a method's rate may be worth, in nats per token; None where it had no trials.
 
-        It is that of :func:`hfpatch.results.decision.rate_error` over the trials that differ in the rate alone, capped
-        at the base's loss on tuning's text, or ``otherwise`` on another text where that was not measured; infinite
-        where all trials diverged.
+        It is that of `error_of_rate`, capped at the base's loss on tuning's text, or ``otherwise`` on another text
+        where that was not measured; infinite where all trials diverged.
         """
         choice = self.chosen.get(method)
         if choice is None:
             return None
         if not choice.is_tuned:
             return math.inf
-        best, losses = choice.rate, dict[float, float]()
-        for trial in self.of(choice.at or method):
-            if trial.rate is not None and {**trial.values, "lr": best} == choice.values:
-                losses[trial.rate] = math.inf if trial.loss is None else trial.loss
-        if best is None or best not in losses:
-            return None
         caps = (cap for cap in (self.base_loss, otherwise) if cap is not None)
-        return rate_error(losses, best, next(caps, math.inf))
+        return error_of_rate(self.trials, choice.at or method, choice.values, next(caps, math.inf))
 
     @property
     def bits_per_nat(self) -> float | None:

@@ -35,7 +35,7 @@ from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import Costs, Looks, Losses, RunResult, Trained
 from hfpatch.runs.retention import by_document, measure_further, measure_held_out
 from hfpatch.runs.setup import ComparisonSetup, set_up
-from hfpatch.runs.tuning import Outcome, Tuning
+from hfpatch.runs.tuning import Tuning
 from hfpatch.support.files import write_json
 from hfpatch.support.provenance import Clock, checkout_state
 from hfpatch.surgery.folder import save_patch
@@ -162,9 +162,11 @@ class TrainEvalSession:
                 if setup.tuning.needs(run):
                     if not unit.is_complete():
                         self.train(run)
-                        trial = Outcome(run, Trained.read(run.paths.training))
-                        step, loss = trial.trained.diverged_step, f"loss on the text of tuning {trial.loss:.4f}"
-                        progress.finished(run.name, loss if step is None else f"diverged at step {step}")
+                        trained = Trained.read(run.paths.training)
+                        summary = f"diverged at step {trained.diverged_step}"
+                        if trained.diverged_step is None:
+                            summary = f"loss on the text of tuning {trained.final_eval_loss:.4f}"
+                        progress.finished(run.name, summary)
                     if PartialState().is_main_process:
                         shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
             elif unit.action == "train":

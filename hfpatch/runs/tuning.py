@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,36 +13,11 @@ from typing import Any
 from hfpatch.data.plan import BatchPlan
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.recipes.tuning import Edge, Values
+from hfpatch.recipes.tuning import Edge, Values, point_name
 from hfpatch.results import tuning as results
-from hfpatch.results.decision import rate_error
 from hfpatch.results.records import DocumentLosses, loss_of
 from hfpatch.runs.plan import PlannedRun, Round
 from hfpatch.runs.records import Losses, Trained
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A trial that is complete.
-
-    Attributes:
-        run: the trial.
-        trained: the outcome of its training.
-    """
-
-    run: PlannedRun
-    trained: Trained
-
-    @property
-    def rate(self) -> float:
-        """Its learning rate."""
-        return float(self.run.point["lr"] or 0.0)
-
-    @property
-    def loss(self) -> float:
-        """Nats per token on tuning's text after the last step; infinite where the trial diverged."""
-        loss = self.trained.final_eval_loss
-        return math.inf if loss is None or self.trained.diverged_step is not None else loss
 
 
 @dataclass(frozen=True)
@@ -60,30 +35,28 @@ class Tuning:
     part: str | None = None
     base: Path | None = None
     untrained: float | None = None
-    _read: dict[Path, tuple[int, Outcome]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _read: dict[Path, tuple[int, results.Trial]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def needs(self, run: PlannedRun) -> bool:
         """Whether a trial takes place, by the outcomes of the rounds before."""
-        trials: list[Outcome] = []
+        trials: list[results.Trial] = []
         for tried in self.rounds:
             needed = _needed(tried, trials, self.base_loss)
             if run in tried.runs:
                 return run in needed
-            done = self._outcomes(tried)
-            trials += [trial for trial in done if trial.run in needed and self.part in (None, trial.run.variant)]
+            trials += self._complete([one for one in needed if self.part in (None, one.variant)])
         return False
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[results.Trial]:
         """Return the complete trials, rates ascending.
 
         Those of a round that turned out not to be needed are left out, unless one method alone is known: which rounds
         the others need is then not decided here.
         """
-        trials: list[Outcome] = []
+        trials: list[results.Trial] = []
         for tried in self.rounds:
-            needed = tried.runs if self.part is not None else _needed(tried, trials, self.base_loss)
-            trials += [trial for trial in self._outcomes(tried) if trial.run in needed]
-        return sorted(trials, key=lambda trial: trial.rate)
+            trials += self._complete(tried.runs if self.part is not None else _needed(tried, trials, self.base_loss))
+        return sorted(trials, key=lambda trial: trial.rate or 0.0)
 
     @property
     def base_loss(self) -> float | None:
@@ -100,66 +73,69 @@ class Tuning:
         by_method: dict[str, list[DocumentLosses | None]] = {}
         if self.base is not None and self.base.is_file():
             by_method[baseline] = [Losses.read(self.base).losses]
+        runs = {(run.variant, point_name(run.point)): run for tried in self.rounds for run in tried.runs}
         for trial in self.outcomes():
-            by_method.setdefault(trial.run.variant, []).append(trial.trained.losses)
+            file = runs[trial.method, point_name(trial.values)].paths.training
+            by_method.setdefault(trial.method, []).append(Trained.read(file).losses)
         return by_method
 
     def chosen(self, method: str) -> Values:
         """Return the values that a method's final runs are trained at; nothing while it has no trial."""
         best = best_of(self.outcomes(), method)
-        return {} if best is None else dict(best.run.point)
+        return {} if best is None else dict(best.values)
 
-    def _outcomes(self, tried: Round) -> list[Outcome]:
-        """Return the trials of a round that are complete."""
+    def _complete(self, runs: Iterable[PlannedRun]) -> list[results.Trial]:
+        """Return the trials among runs that are complete."""
         trials = []
-        for run in tried.runs:
+        for run in runs:
             file = run.paths.training
             with suppress(FileNotFoundError):
                 changed = file.stat().st_mtime_ns
                 if self._read.get(file, (None,))[0] != changed:
-                    self._read[file] = changed, Outcome(run, Trained.read(file))
+                    trained = Trained.read(file)
+                    trial = results.Trial(
+                        method=run.variant,
+                        seed=run.seed,
+                        values=dict(run.point),
+                        loss=trained.final_eval_loss if trained.diverged_step is None else None,
+                        diverged_step=trained.diverged_step,
+                        plan=trained.identity.plan,
+                        commit=trained.commit,
+                    )
+                    self._read[file] = changed, trial
                 trials.append(self._read[file][1])
         return trials
 
 
-def best_of(trials: Sequence[Outcome], method: str) -> Outcome | None:
+def best_of(trials: Sequence[results.Trial], method: str) -> results.Trial | None:
     """Return the trial of the lowest loss among a method's, of equal ones that of the lowest rate, or None."""
-    of_method = [trial for trial in trials if trial.run.variant == method]
-    return min(of_method, key=lambda trial: (trial.loss, trial.rate), default=None)
+    of_method = [trial for trial in trials if trial.method == method]
+    return min(of_method, key=lambda trial: (trial.compared_loss, trial.rate or 0.0), default=None)
 
 
-def _needed(tried: Round, trials: Sequence[Outcome], base_loss: float | None) -> Sequence[PlannedRun]:
+def _needed(tried: Round, trials: Sequence[results.Trial], base_loss: float | None) -> Sequence[PlannedRun]:
     """Return the trials of a round that take place, by the outcomes before."""
     if tried.enough is None:
         return tried.runs if tried.edge is None or _at_edge(trials, tried.edge) else ()
     best = [best_of(trials, method) for method in dict.fromkeys(run.variant for run in tried.runs)]
-    finite = [trial for trial in best if trial is not None and math.isfinite(trial.loss)]
-    if all(_error(trials, trial, base_loss) < tried.enough for trial in finite):
+    finite = [trial for trial in best if trial is not None and trial.loss is not None]
+    cap = math.inf if base_loss is None else base_loss
+    errors = [results.error_of_rate(trials, trial.method, trial.values, cap) for trial in finite]
+    if all(error is not None and error < tried.enough for error in errors):
         return ()
     beside = {}
     for trial in finite:
-        rates = sorted({float(run.point["lr"] or 0.0) for run in tried.runs if run.variant == trial.run.variant})
-        above = bisect(rates, trial.rate)
-        beside[trial.run.variant] = rates[max(0, above - 1) : above + 1]
+        rates = sorted({float(run.point["lr"] or 0.0) for run in tried.runs if run.variant == trial.method})
+        above = bisect(rates, trial.rate or 0.0)
+        beside[trial.method] = rates[max(0, above - 1) : above + 1]
     return [run for run in tried.runs if run.point["lr"] in beside.get(run.variant, ())]
 
 
-def _error(trials: Sequence[Outcome], best: Outcome, base_loss: float | None) -> float:
-    """Return what the choice of a method's rate may be worth, in nats per token."""
-    values = {key: value for key, value in best.run.point.items() if key != "lr"}
-    losses = {
-        trial.rate: trial.loss
-        for trial in trials
-        if trial.run.variant == best.run.variant and {**trial.run.point, **values} == trial.run.point
-    }
-    return rate_error(losses, best.rate, math.inf if base_loss is None else base_loss)
-
-
-def _at_edge(trials: Sequence[Outcome], edge: Edge) -> list[str]:
+def _at_edge(trials: Sequence[results.Trial], edge: Edge) -> list[str]:
     """Return the methods whose best rate is the lowest, or highest, that was tried."""
     rates: dict[str, list[float]] = {}
     for trial in trials:
-        rates.setdefault(trial.run.variant, []).append(trial.rate)
+        rates.setdefault(trial.method, []).append(trial.rate or 0.0)
     limits = {method: (min if edge == "lowest" else max)(tried) for method, tried in rates.items()}
     best = {method: best_of(trials, method) for method in rates}
     return [method for method, trial in best.items() if trial is not None and trial.rate == limits[method]]
@@ -170,13 +146,13 @@ def collect_tuning(
 ) -> results.Tuning:
     """Return the outcomes of the trials so far, for the results of a recipe that tunes; ``text`` describes its text."""
     assert recipe.tuning is not None
-    outcomes = tuning.outcomes()
-    rates = list(dict.fromkeys(outcome.rate for outcome in outcomes))
+    trials = tuning.outcomes()
+    rates = list(dict.fromkeys(trial.rate for trial in trials if trial.rate is not None))
     sides: tuple[Edge, Edge] = ("highest", "lowest")  # a single rate counts as the lowest
     tried = [settings for name in recipe.trained if (settings := recipe.tuning_of(name)) is not None]
     beyond = {rate for settings in tried for edge in sides for rate in settings.extension(edge)}
     listed = {rate for settings in tried for rate in settings.learning_rates}
-    edges = {method: edge for edge in sides for method in _at_edge(outcomes, edge)}
+    edges = {method: edge for edge in sides for method in _at_edge(trials, edge)}
     return results.Tuning(
         seed=recipe.tuning_seed,
         steps=plan.steps,
@@ -185,27 +161,16 @@ def collect_tuning(
         refined=[rate for rate in rates if rate not in beyond | listed] or None,
         text=dict(text),
         base_loss=tuning.base_loss,
-        trials=[
-            results.Trial(
-                method=outcome.run.variant,
-                seed=outcome.run.seed,
-                values=dict(outcome.run.point),
-                loss=outcome.loss,
-                diverged_step=outcome.trained.diverged_step,
-                plan=outcome.trained.identity.plan,
-                commit=outcome.trained.commit,
-            )
-            for outcome in outcomes
-        ],
+        trials=trials,
         chosen={
             method: results.Choice(
-                values=dict(best.run.point),
+                values=dict(best.values),
                 loss=best.loss,
-                trials=sum(outcome.run.variant == at for outcome in outcomes),
-                edge=edges.get(at) if math.isfinite(best.loss) else None,
+                trials=sum(trial.method == at for trial in trials),
+                edge=edges.get(at) if best.loss is not None else None,
                 at=at if at != method else None,
             )
             for method in recipe.trained
-            if (best := best_of(outcomes, at := recipe.tuned_at(method))) is not None
+            if (best := best_of(trials, at := recipe.tuned_at(method))) is not None
         },
     )

@@ -17,6 +17,7 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.evaluation import compare_again
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.recipes.tuning import point_name
 from hfpatch.results.folder import load_results
 from hfpatch.results.tuning import Tuning as TuningResults
 from hfpatch.runs import compare, records, train
@@ -159,7 +160,7 @@ def test_a_trial_that_diverged_is_never_the_best_and_all_of_them_leave_the_lowes
     tuning, trials, results = outcomes(tmp_path, losses)
     assert [trial for trial in trials if trial.startswith("a")] == ["a 0.1", "a 0.2", "a 0.05", "a 0.025"]
     assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.025}, {"lr": 0.1}]
-    assert best_of(tuning.outcomes(), "a").loss == math.inf
+    assert best_of(tuning.outcomes(), "a").loss is None
 
     # The same in memory and in the file
     assert TuningResults.model_validate_json(json.dumps(results.to_json(), allow_nan=False)) == results
@@ -309,8 +310,8 @@ def test_a_run_trained_before_its_rate_changed_is_named(recipe, straight, tmp_pa
         path.unlink()
     setup = set_up(recipe, Tuning(plan_runs(recipe, out).tuning))
     best = best_of(setup.tuning.outcomes(), "lora")
-    other = next(trial for trial in setup.tuning.outcomes() if trial.run.variant == "lora" and trial.run != best.run)
-    training = RunPaths(other.run.folder).training
+    other = next(trial for trial in setup.tuning.outcomes() if trial.method == "lora" and trial != best)
+    training = RunPaths(out / "runs" / "lora" / "tuning" / point_name(other.values)).training
 
     class Changes(Trained):
         def evaluating(self, run, task):

@@ -72,7 +72,7 @@ def trial_maps(results: ComparisonResults) -> Figure | None:
     for trial in trials:
         if trial.method in results.methods and trial.rate is not None and key in trial.values:
             cells, at = maps.setdefault(trial.method, {}), (trial.rate, float(trial.values[key]))
-            cells[at] = min(cells.get(at, math.inf), math.inf if trial.loss is None else trial.loss)
+            cells[at] = min(cells.get(at, math.inf), trial.compared_loss)
     losses = [loss for cells in maps.values() for loss in cells.values() if loss < plots.LARGEST]
     if not losses:
         return None

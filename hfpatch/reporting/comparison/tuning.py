@@ -88,8 +88,7 @@ def tuning_figure(results: ComparisonResults) -> Figure | None:
         lowest: dict[float, float] = {}
         for trial in tuning.of(method) if tuning is not None else ():
             if trial.rate is not None:
-                loss = np.inf if trial.loss is None else trial.loss
-                lowest[trial.rate] = min(loss, lowest.get(trial.rate, np.inf))
+                lowest[trial.rate] = min(trial.compared_loss, lowest.get(trial.rate, np.inf))
         if lowest:
             curves[method] = dict(sorted(lowest.items()))
     losses = [loss for curve in curves.values() for loss in curve.values() if abs(loss) < plots.LARGEST]
