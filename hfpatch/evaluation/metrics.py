@@ -91,12 +91,6 @@ _PRIMARY_OF_TASK = {"hellaswag": "acc_norm"}
 _PRIMARY = ("acc", "word_perplexity", "paragraph_perplexity", "exact_match")
 
 
-def ratio_error(terms: Array, weights: Array) -> float:
-    """Return the standard error of ``Σ terms / Σ weights`` over documents (delta method), both (documents,)."""
-    residuals = terms - terms.sum() / weights.sum() * weights
-    return float(np.sqrt(len(terms)) * residuals.std(ddof=1) / weights.sum())
-
-
 def metric_named(name: str, *, higher_is_better: bool = True, aggregation: Aggregation | None = None) -> Metric:
     """Return the metric of lm-eval's name.
 

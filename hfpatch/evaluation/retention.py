@@ -100,7 +100,7 @@ def _text_result(
         scores[name] = metric.overall(values)
         if units > 1:
             terms = metric.ratio_terms(values)
-            errors[name] = over_documents(*terms, groups=groups if units < len(values) else None).error
+            errors[name] = over_documents(*terms, groups=groups).error
     return TaskResult(
         task=task,
         n=len(rows),

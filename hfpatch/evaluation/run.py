@@ -287,7 +287,7 @@ def _standard_errors(
         metric = metric_named(key, aggregation=functions.get(key.partition(",")[0]))
         if metric.aggregate is None:
             terms = metric.ratio_terms([record[key] for record in records])
-            error = over_documents(*terms, groups=groups if units < len(records) else None).error
+            error = over_documents(*terms, groups=groups).error
             errors[key] = value * error if metric.exponential else error
     return errors
 

@@ -14,10 +14,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
-from hfpatch.evaluation.metrics import Metric, metric_named, ratio_error
+from hfpatch.evaluation.metrics import Metric, metric_named
 from hfpatch.evaluation.model import Encoded, HfpatchLM
 from hfpatch.evaluation.run import Storage, evaluate, hash_task, run_task, scorer_options
 from hfpatch.evaluation.selection import Selection
+from hfpatch.evaluation.stats import over_documents
 from hfpatch.evaluation.windows import long_windows, row_operations
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.records import hash_documents, read_lines
@@ -203,7 +204,7 @@ def _spread_of(name: str, values: Sequence[Any], metric: Metric, score: float) -
         return Spread(name, len(values), score, None)
     terms, weights = metric.ratio_terms(values)
     accuracy = bool(np.isin(terms, (0.0, 1.0)).all() and (weights == 1).all())
-    sd = ratio_error(terms, weights) * np.sqrt(len(terms))
+    sd = over_documents(terms, weights).error * np.sqrt(len(terms))
     if accuracy:  # one right and one wrong are added, without which a few documents may all agree
         right = (terms.sum() + 1) / (len(terms) + 2)
         sd = np.sqrt(right * (1 - right))

@@ -14,7 +14,7 @@ import numpy as np
 import scipy  # its parts are imported where they are first used
 
 from hfpatch.evaluation.clusters import Groups, group_sums
-from hfpatch.evaluation.metrics import Array, ratio_error
+from hfpatch.evaluation.metrics import Array
 from hfpatch.results.decision import ALPHA, reach
 from hfpatch.results.decision import FEWEST_DOCUMENTS as FEWEST_DOCUMENTS
 
@@ -80,13 +80,14 @@ def over_documents(differences: Array, weights: Array, *, shares: bool = False, 
     """Return the part of documents in ``Σ d / Σ c``, both (documents,), where seeds are averaged in ``d``.
 
     Over G groups, with the sums ``a_g`` and ``c_g`` and ``θ = Σ a / Σ c``, the error is that of the jackknife, which
-    leaves out one group at a time:
+    leaves out one group at a time; a document without declared groups is a group by itself:
 
         sqrt((G - 1)/G · Σ_g (θ₋g - θ)²),    θ₋g - θ = -(a_g - θ c_g) / (Σ c - c_g)
 
     the cluster-robust error CR3 of a weighted mean (MacKinnon, Nielsen & Webb 2023, J. Econometrics 232, 272), for
     Student's t with G - 1 degrees of freedom. For groups of one size it is the usual cluster-robust error with the
-    factor G/(G - 1); where a few groups have most of the documents it is larger, and tests with it keep their level.
+    factor G/(G - 1), of documents of one weight the standard deviation over √G; where a few have most of the weight it
+    is larger, and tests with it keep their level better.
 
     Args:
         differences: ``d``.
@@ -95,7 +96,7 @@ def over_documents(differences: Array, weights: Array, *, shares: bool = False, 
             lost are added (Bonett & Price 2012, J. Educ. Behav. Stat. 37, 479), without which a few documents that all
             agree would have no variation. Of groups, one gained and one lost are added, as large as the root mean
             square of the changed groups' sums.
-        groups: of the documents, if they come in groups; then groups vary, not documents.
+        groups: of the documents, if they come in groups.
     """
     if groups is not None:
         differences, weights = group_sums(differences, groups), group_sums(weights, groups)
@@ -103,8 +104,6 @@ def over_documents(differences: Array, weights: Array, *, shares: bool = False, 
         changed = differences[differences != 0]
         size = max(1.0, float(np.sqrt((changed**2).mean()))) if len(changed) else 1.0
         differences, weights = np.append(differences, [size, -size]), np.append(weights, [size, size])
-    if groups is None:
-        return Part(ratio_error(differences, weights), len(differences) - 1)
     count, total = len(differences), weights.sum()
     left_out = (differences - differences.sum() / total * weights) / (total - weights)
     return Part(float(np.sqrt((count - 1) / count * (left_out**2).sum())), count - 1)

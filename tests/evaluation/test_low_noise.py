@@ -17,6 +17,7 @@ from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values, scored_bytes
 from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.selection import select
+from hfpatch.evaluation.stats import over_documents
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld.language import documents
@@ -244,13 +245,11 @@ def test_bits_per_byte_find_an_adaptation_that_accuracy_does_not_see(tmp_path):
     before, after = (records(tmp_path / name, "tinyworld_endings") for name in ("before", "after"))
     (worse, sizes), (better, _) = (np.array([row["bits_per_byte"] for row in rows]).T for rows in (before, after))
     right = np.array([new["acc"] - old["acc"] for old, new in zip(before, after, strict=True)])
-    assert standard_errors(better - worse, sizes) > 5 * max(abs(standard_errors(right, np.ones(200))), 1)
-
-
-def standard_errors(differences, weights):
-    """By how many standard errors over documents the ratio of sums differs from 0 (delta method)."""
-    rest = differences - differences.sum() / weights.sum() * weights
-    return differences.sum() / (math.sqrt(len(rest)) * rest.std(ddof=1))
+    of_bits, of_answers = (
+        difference.sum() / weights.sum() / over_documents(difference, weights).error
+        for difference, weights in ((better - worse, sizes), (right, np.ones(200)))
+    )
+    assert of_bits > 5 * max(abs(of_answers), 1)
 
 
 def test_what_guessing_gets_is_known_where_choices_are_right_or_wrong(scored):

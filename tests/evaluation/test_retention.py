@@ -65,8 +65,8 @@ def test_differences_have_intervals_over_documents_and_seeds(tmp_path):
     kl = np.stack([changes(seed + 1)[:, 3] for seed in range(3)])
     tokens = changes(1)[:, 0]
     mean, ratio = kl.mean(axis=0), kl.mean(axis=0).sum() / tokens.sum()
-    residuals = mean - ratio * tokens
-    of_documents = math.sqrt(DOCUMENTS) * residuals.std(ddof=1) / tokens.sum()
+    without = np.array([np.delete(mean, n).sum() / np.delete(tokens, n).sum() for n in range(DOCUMENTS)])
+    of_documents = math.sqrt((DOCUMENTS - 1) / DOCUMENTS * ((without - ratio) ** 2).sum())
     of_seeds = (kl.sum(axis=1) / tokens.sum()).std(ddof=1) / math.sqrt(3)
     half = math.hypot(stats.t.ppf(0.975, DOCUMENTS - 1) * of_documents, stats.t.ppf(0.975, 2) * of_seeds)
     one = compared[1].comparison(TASK, "kl")

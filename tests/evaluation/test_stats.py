@@ -97,6 +97,19 @@ def test_the_part_of_documents_by_hand():
     assert stats.over_documents(np.zeros(98), np.ones(98), shares=True).error == pytest.approx(math.sqrt(2 / 99) / 10)
 
 
+@pytest.mark.parametrize(("documents", "expected"), [(20, 0.90), (40, 0.92), (100, 0.93)])
+def test_intervals_over_texts_of_uneven_lengths_cover_at_their_rate(documents, expected):
+    """Lengths are log-normal with σ = 1.5, where 7 % of the documents have half of the tokens."""
+    rng, covered = np.random.default_rng(11), []
+    for _ in range(2000):
+        weights = np.exp(1.5 * rng.normal(size=documents))
+        differences = weights * rng.normal(size=documents)
+        part = stats.over_documents(differences, weights)
+        low, high = Estimate(differences.sum() / weights.sum(), (part,)).interval
+        covered.append(low <= 0 <= high)
+    assert np.mean(covered) == pytest.approx(expected, abs=3 * math.sqrt(expected * (1 - expected) / len(covered)))
+
+
 def test_the_part_of_seeds_by_hand():
     method, reference = np.array([3.0, 5.0, 7.0]), np.array([1.0, 4.0, 4.0])
     assert stats.over_seeds(method, reference, paired=True) == pytest.approx((1 / math.sqrt(3), 2))

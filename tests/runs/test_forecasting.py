@@ -127,13 +127,19 @@ def expected_design(sd, documents, seeds, assumed):
     return Design((of_documents, documents - 1), (of_seeds, seeds - 1))
 
 
+def jackknife_sd(terms, weights):
+    """√n times the error of the ratio of sums over n documents, one of which is left out at a time."""
+    without = [np.delete(terms, n).sum() / np.delete(weights, n).sum() for n in range(len(terms))]
+    return math.sqrt((len(terms) - 1) * np.square(np.array(without) - terms.sum() / weights.sum()).sum())
+
+
 def test_without_a_variance_to_go_by_the_base_s_documents_and_assumptions_give_one(planned, scored):
     """Bits per byte of right answers, of a method and the base."""
     asked = planned.questions[2]
     assert (asked.like, asked.is_assumed, asked.metric, asked.documents) == (None, True, "bits_per_byte", DOCUMENTS)
     logs, sizes = np.array([row["bits_per_byte"] for row in scored["tinyworld_cloze"]]).T
     bits = -logs / math.log(2)
-    sd = ((bits - bits.sum() / sizes.sum() * sizes) / sizes.mean()).std(ddof=1)
+    sd = jackknife_sd(bits, sizes)
     design = expected_design(sd, DOCUMENTS, 2, (0.8, 0.75, 0.05))
     assert asked.difference == pytest.approx(design.smallest_difference(0.05, "keep"), rel=1e-3)
     assert asked.smallest_margin == pytest.approx(design.smallest_margin(0.05, "keep"), rel=1e-3)
@@ -155,7 +161,7 @@ def test_texts_are_planned_by_the_losses_of_their_documents():
     assert any("one seed" in warning for warning in shown[0].warnings)
     setup = set_up(recipe)
     losses, tokens = document_losses(setup.base.model, setup.held_out, batch_size=4).T
-    sd = ((losses - losses.sum() / tokens.sum() * tokens) / tokens.mean()).std(ddof=1)
+    sd = jackknife_sd(losses, tokens)
     design = expected_design(sd, 30, 3, (0.97, 0.5, 0.13))
     assert asked.difference == pytest.approx(design.smallest_difference(0.05), rel=1e-3)
     assert asked.margin == 0.02
@@ -295,10 +301,9 @@ def test_the_spread_is_that_of_the_base_s_documents(planned, scored):
     assert cloze.sd == pytest.approx(np.sqrt(right * (1 - right)))
 
     logs, words = np.array([row["word_perplexity"] for row in scored["tinyworld_text"]]).T
-    residuals = (-logs - (-logs.sum() / words.sum()) * words) / words.mean()
     text = planned.tasks["tinyworld_text"]
     assert text.unit == "log"
-    assert text.sd == pytest.approx(residuals.std(ddof=1), rel=1e-4)
+    assert text.sd == pytest.approx(jackknife_sd(logs, words), rel=1e-4)
     assert 0 < text.detectable["little"].smallest < text.detectable["much"].smallest
     assert text.detectable["much"].documents > text.detectable["little"].documents
 
