@@ -19,9 +19,9 @@ tasks.
 
 Runs of neighbours are then the units (Künsch 1989, Annals of Statistics 17, 1217), where enough are left. Groups begin
 anywhere in a run and may be longer, so runs are the longest of one, two and four times the length with the largest
-ratio of which 20 are left: with simulated groups of 2 to 80 documents and intraclass correlations of 0.2 and 0.3, 95 %
-intervals over documents cover the truth in 48 to 80 %, over runs of that length in 87 to 92 %, over these in 88 to
-96 %. The real groups, once declared, are better.
+ratio of which 20 are left: with 100 simulated groups of 5 documents and an intraclass correlation of 0.3, 95 %
+intervals over documents cover the truth in 81 %, over these in 94 %; with 50 of 20 and 0.2 in 62 and 90 %. The real
+groups, once declared, are better.
 """
 
 from __future__ import annotations

@@ -105,9 +105,11 @@ def test_tasks_of_independent_documents_are_quiet(monkeypatch, name, task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("documents", "size", "correlation"), [(500, 5, 0.3), (1000, 20, 0.2)])
-def test_intervals_over_runs_of_neighbours_are_nearly_those_of_the_groups(monkeypatch, documents, size, correlation):
-    """Over documents 95 % intervals cover the truth, 0, in less than 85 %; over runs in 87 % at least."""
+@pytest.mark.parametrize(
+    ("documents", "size", "correlation", "expected"),
+    [(500, 5, 0.3, {"documents": 0.81, "runs": 0.94}), (1000, 20, 0.2, {"documents": 0.62, "runs": 0.90})],
+)
+def test_intervals_over_runs_of_neighbours_cover_at_their_rate(monkeypatch, documents, size, correlation, expected):
     monkeypatch.setattr(dependence, "ORDERS", 99)
     rng, covered = np.random.default_rng(4), {"documents": [], "runs": []}
     for _ in range(200):
@@ -126,8 +128,8 @@ def test_intervals_over_runs_of_neighbours_are_nearly_those_of_the_groups(monkey
             error = np.sqrt(len(sums) / (len(sums) - 1) * (sums**2).sum()) / documents
             covered[kind].append(abs(mean) < student.ppf(0.975, len(sums) - 1) * error)
     assert len(covered["runs"]) > 100
-    assert np.mean(covered["documents"]) < 0.85
-    assert np.mean(covered["runs"]) > 0.87
+    for kind, share in expected.items():
+        assert np.mean(covered[kind]) == pytest.approx(share, abs=3 * np.sqrt(share * (1 - share) / 200))
 
 
 @pytest.mark.parametrize(
