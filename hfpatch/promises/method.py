@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from functools import partialmethod
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import TensorWeakRef
 
 from hfpatch.errors import HfpatchError
 from hfpatch.promises.common import NOT_OURS, changed_by, perturbed, some
@@ -47,6 +49,8 @@ class Call(NamedTuple):
         in_place: whether it changed an argument.
         left: what the call changed beside its result: settings and random states of the process, the method's
             attributes, its parts' attributes and tensors.
+        in_module: the names of the method's module that it bound or filled, which a memo does in its first call.
+        made: every tensor that this and all later calls of the place computed.
     """
 
     given: tuple[Any, ...]
@@ -55,6 +59,8 @@ class Call(NamedTuple):
     narrowest: torch.dtype
     in_place: bool
     left: list[str]
+    in_module: list[str]
+    made: list[TensorWeakRef]
 
 
 def results(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
@@ -78,9 +84,13 @@ def leftovers(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str
     if not isinstance(config, MethodConfig):
         return True, NOT_OURS
     calls, site = _calls(model, config, inputs), method_site(changed_by(model, config)[0])
+    again = _calls(model, config, inputs)
+    gc.collect()
     for place, call in calls.items():
-        if call.left:
-            return False, f"{place} changes {some(call.left)}; a call keeps nothing for the next one"
+        if left := call.left + again[place].in_module:
+            return False, f"{place} changes {some(left)}; a call keeps nothing for the next one"
+        if any(tensor() is not None for tensor in again[place].made):
+            return False, f"{place} keeps a tensor alive after the forward pass; a call keeps nothing for the next one"
     drawn: list[Any] = []
     for seed in (0, 1):
         with _seeded(seed):
@@ -173,17 +183,19 @@ def init_independent(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bo
     return equal_names and not _different(*states), f"{len(states[0])} tensors, injected before and after a LoRA"
 
 
-class _Narrowest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no type for it
-    """Records the floating-point dtype of the fewest digits in which anything is computed."""
+class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no type for it
+    """Records each tensor that is computed, and the floating-point dtype of the fewest digits in which one is."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no type for it
-        self.dtype = dtype
+        self.dtype, self.made = dtype, list[TensorWeakRef]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        dtypes = [x.dtype for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point()]
+        tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        dtypes = [x.dtype for x in tensors if x.is_floating_point()]
         self.dtype = max([self.dtype, *dtypes], key=lambda dtype: torch.finfo(dtype).eps)
+        self.made += map(TensorWeakRef, tensors)
         return out
 
 
@@ -193,16 +205,22 @@ def _calls(model: Any, config: MethodConfig, inputs: Inputs) -> dict[str, Call]:
 
     def record(self: MethodConfig, place: str, function: Callable[..., Tensor], parts: Any, *arguments: Any) -> Tensor:
         if place in calls:
-            return function(self, parts, *arguments)
+            with _Computed(arguments[0].dtype) as computed:
+                result = function(self, parts, *arguments)
+            calls[place].made.extend(computed.made)
+            return result
         held, process, copied = _held(self, parts), _process(), copy.deepcopy(nn.ModuleDict(parts))
         given = tuple(x.clone() if isinstance(x, Tensor) else x for x in arguments)
-        with _Narrowest(arguments[0].dtype) as narrowest:
+        space = inspect.unwrap(function).__globals__
+        module = _sized(space)
+        with _Computed(arguments[0].dtype) as computed:
             result = function(self, parts, *arguments)
         tensors = [(a, b) for a, b in zip(given, arguments, strict=True) if isinstance(a, Tensor)]
         left = [what for what, value in _process().items() if value != process[what]]
         left += [name for name, value in _held(self, parts).items() if not _is_same(held.get(name), value)]
         in_place = not all(torch.equal(a, b) for a, b in tensors)
-        calls[place] = Call(given, copied, result.dtype, narrowest.dtype, in_place, left)
+        in_module = [name for name, value in _sized(space).items() if not _is_same(module.get(name), value)]
+        calls[place] = Call(given, copied, result.dtype, computed.dtype, in_place, left, in_module, computed.made)
         return result
 
     original = {place: getattr(type(config), place) for place in config.acts_at()}
@@ -253,8 +271,12 @@ def _held(config: MethodConfig, parts: Any) -> dict[str, Any]:
     for path, module in parts.items():
         for name, inner in module.named_modules(prefix=path):
             attributes |= {f"{name}.{key}": value for key, value in vars(inner).items()}
-    sized = {name: (value, len(value) if isinstance(value, Sized) else 0) for name, value in attributes.items()}
-    return {**sized, **tensors}
+    return {**_sized(attributes), **tensors}
+
+
+def _sized(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with their sizes: a list that was filled is the same object of another size."""
+    return {name: (value, len(value) if isinstance(value, Sized) else 0) for name, value in values.items()}
 
 
 def _is_same(before: Any, after: Any) -> bool:
@@ -294,9 +316,9 @@ def _wrong_derivative(config: MethodConfig, place: str, call: Call) -> str | Non
         result: Tensor = getattr(config, place)(dict(parts.items()), *arguments)
         return result
 
-    with _Narrowest(torch.float64) as narrowest:
+    with _Computed(torch.float64) as computed:
         result = value()
-    u, dtype = torch.randn_like(result), narrowest.dtype
+    u, dtype = torch.randn_like(result), computed.dtype
     if dtype not in _TOLERANCES:
         return None  # a defect of its own, see results()
     gradients = torch.autograd.grad((u * result).sum(), list(variables.values()), allow_unused=True)

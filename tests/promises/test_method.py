@@ -72,6 +72,25 @@ def averaging(self, parts, q, x, site):
     return q + change(parts, x - mean)
 
 
+COUNTS, MEMO = [], {}
+
+
+def in_a_list(self, parts, q, x, site):
+    COUNTS.append(x.mean().item())
+    return q + change(parts, x)
+
+
+def on_itself(self, parts, q, x, site):
+    on_itself.last = x.mean()
+    return q + change(parts, x)
+
+
+def by_a_memo(self, parts, q, x, site):
+    if x.device not in MEMO:
+        MEMO[x.device] = x.new_ones(x.shape[-1])
+    return q + change(parts, x * MEMO[x.device])
+
+
 def in_the_data(self, parts, q, x, site):
     x.data.mul_(1 + parts["b"].weight.abs().sum())
     return q + change(parts, x)
@@ -135,6 +154,9 @@ WRONG = {
         },
         {CLEAN: "query changes a.mean; a call keeps", SAME: r"differs by \d", GRADIENT: "query: the gradient for"},
     ),
+    "a number in a list of the module": ({"query": in_a_list}, {CLEAN: "query changes COUNTS; a call keeps nothing"}),
+    "a tensor on a function": ({"query": on_itself}, {CLEAN: "query keeps a tensor alive after the forward pass"}),
+    "a memo of the module": ({"query": by_a_memo}, {}),
     "noise": (
         {"query": lambda self, parts, q, x, site: q + change(parts, nn.functional.dropout(x, 0.1))},
         {CLEAN: "query changes torch's random state", SAME: r"differs by \d", GRADIENT: "", ROWS: ""},
