@@ -174,12 +174,12 @@ def leak(model: Any, inputs: Inputs, name: str) -> Apart:
 
 
 def within(
-    model: Any, config: PeftConfig, text: str, patched: Callable[[], Apart], *unpatched: Callable[[], Apart]
+    model: Any, config: PeftConfig, text: str, patched: Callable[[], Apart], *unpatched: tuple[str, Callable[[], Apart]]
 ) -> tuple[bool, str]:
     """Return whether rounding explains a difference in the perturbed model, and the text with both numbers.
 
     If it does not, or an error prevents it, and so it is without hfpatch in one of the ways ``unpatched``, by default
-    the same, the promise does not apply.
+    the same, the promise does not apply; each way has the text for its number.
     """
     try:
         with perturbed(model, config):
@@ -189,10 +189,11 @@ def within(
             return True, problem
     except Exception as error:  # a model may raise any
         problem = in_one_line(error)
-    for measure in unpatched or (patched,):
+    for what, measure in unpatched or ((text, patched),):
         try:
-            if not measure().is_rounding:
-                return True, "does not apply: the model itself does not, without hfpatch"
+            if not (apart := measure()).is_rounding:
+                difference = what.format(apart.difference)
+                return True, f"does not apply: the model itself does not, without hfpatch: {difference}"
         except Exception as error:
             return True, f"does not apply: the model itself cannot, without hfpatch: {in_one_line(error)}"
     return False, problem

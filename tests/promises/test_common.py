@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
 from families import HIDDEN, make_model, make_tokens
 from own_methods import defined, forgotten, leaking
 from torch import nn
+from transformers import LlamaForCausalLM
 
 import hfpatch
 from hfpatch import PreProjectionConfig
@@ -176,7 +178,32 @@ def test_what_a_model_does_not_do_itself_when_compiled_does_not_apply(monkeypatc
     model = make_model("llama")
     model.lm_head.register_forward_hook(lambda *call: call[-1] * (2 if torch.compiler.is_compiling() else 1))
     holds, measured = behaviour.compiled(model, PreProjectionConfig(), {"input_ids": make_tokens()})
-    assert (holds, measured) == (True, "does not apply: the model itself does not, without hfpatch")
+    assert holds
+    assert re.match(r"does not apply: the model itself does not, without hfpatch: logits differ by \d", measured)
+
+
+def ignoring(self, *args, past_key_values=None, use_cache=False, **kwargs):
+    return LlamaForCausalLM.forward(self, *args, use_cache=False, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        (LlamaForCausalLM.prepare_inputs_for_generation, "itself does not, without hfpatch: logits of 6 greedy tokens"),
+        (
+            lambda self, input_ids, attention_mask, **kwargs: {"input_ids": input_ids},
+            "reads all tokens again at every step, with use_",
+        ),
+    ],
+    ids=["reads the last token alone", "reads all tokens"],
+)
+def test_a_base_that_ignores_its_cache_is_said(cut, message):
+    model = make_model("llama")
+    model.__class__ = type("Ignoring", (LlamaForCausalLM,), {"forward": ignoring, "prepare_inputs_for_generation": cut})
+    holds, measured = behaviour.cache(model, PreProjectionConfig(), {"input_ids": make_tokens()})
+    assert holds
+    assert measured.startswith("does not apply: ")
+    assert message in measured
 
 
 def test_tokens_after_a_tie_are_not_compared(monkeypatch):
