@@ -78,6 +78,11 @@ class AttentionSite:
         return unwrapped(submodule(self.attention, path, of=self.family))
 
     @property
+    def reads_earlier_keys(self) -> bool:
+        """Whether the attention reads keys and values that the attention of an earlier block computed."""
+        return bool(getattr(self.attention, "is_kv_shared_layer", False))
+
+    @property
     def linear_paths(self) -> list[str]:
         """The matrices that compute query, key and value, and the output projection: paths from the model."""
         inner = [p for projection in self.projections.values() for p in (projection.source, projection.path) if p]

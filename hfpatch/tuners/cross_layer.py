@@ -13,7 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import HookedModule
 
-_CHECKPOINT = "_gradient_checkpointing_func"  # through which transformers calls a block
+CHECKPOINT = "_gradient_checkpointing_func"  # through which transformers calls a block
 
 
 class Shared(dict[str, Any]):
@@ -79,15 +79,15 @@ class SharingModule(HookedModule):
         """Remove every hook, and restore the checkpoint functions."""
         super().unhook()
         for module in (around.get_submodule(path) for around in self._around for path in self._checkpointed):
-            if isinstance(checkpoint := vars(module).get(_CHECKPOINT), SharingCheckpoint):
-                setattr(module, _CHECKPOINT, checkpoint.function)
+            if isinstance(checkpoint := vars(module).get(CHECKPOINT), SharingCheckpoint):
+                setattr(module, CHECKPOINT, checkpoint.function)
 
     def _begin_pass(self, around: nn.Module, args: tuple[Any, ...]) -> None:
         PASSES.stack.append(ForwardPass(around))
         for module in (around.get_submodule(path) for path in self._checkpointed if around.training):
-            checkpoint = vars(module).get(_CHECKPOINT)  # set whenever checkpointing is switched on
+            checkpoint = vars(module).get(CHECKPOINT)  # set whenever checkpointing is switched on
             if checkpoint is not None and not isinstance(checkpoint, SharingCheckpoint):
-                setattr(module, _CHECKPOINT, SharingCheckpoint(checkpoint))
+                setattr(module, CHECKPOINT, SharingCheckpoint(checkpoint))
 
 
 def _end_pass(owner: object, *call: Any) -> None:

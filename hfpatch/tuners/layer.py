@@ -17,6 +17,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.nn.initialization import uniform_
 from hfpatch.sites import AttentionSite, survey
 from hfpatch.tuners.config import MethodConfig, drawn_as
+from hfpatch.tuners.cross_layer import CHECKPOINT
 from hfpatch.tuners.hooks import PLACES, ActingModule, Combined, MethodSite, Parts, scaled
 from hfpatch.tuners.merging import merged_weights
 from hfpatch.tuners.places import method_site, modules_at
@@ -78,12 +79,27 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         self.hook_into(site.block, f"{host}.{self.method.spec.child}".lstrip("."), register)
         for module in filter(is_packed, site.block.modules()):  # trained later, although loaded for inference
             self.before(module, MethodLayer._refuse_gradients)
+        if site.reads_earlier_keys:
+            self.before(site.attention, MethodLayer._refuse_reentrant)
         if self.method.spec.shares:
             self.share_across(site.around, site.block_path.removeprefix(site.around_path).lstrip("."))
 
     def _refuse_gradients(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled() and args[0].requires_grad:
             raise packed_for_inference(f"layer {self.site.layer}")
+
+    def _refuse_reentrant(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse checkpoints that compute the keys and values of an earlier block without gradients."""
+        block: Any = self.branch.block
+        if not (block.training and getattr(block, "gradient_checkpointing", False)):
+            return
+        function = getattr(block, CHECKPOINT, None)
+        options = getattr(getattr(function, "function", function), "keywords", {})
+        if options.get("use_reentrant"):
+            raise HfpatchError(
+                f"layer {self.site.layer} reads keys and values of an earlier layer, through which reentrant gradient "
+                'checkpointing passes no gradients: gradient_checkpointing_enable({"use_reentrant": False})'
+            )
 
     def get_base_layer(self) -> nn.Module:
         """Return the module whose device the adapter follows: the first projection with weights."""

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from architectures.catalogue import make
 from families import HIDDEN, make_model, make_tokens
 from own_methods import defined, forgotten, leaking
 from torch import nn
@@ -143,6 +144,11 @@ def recomputed(self, parts, q, x, site):
     return q + parts["b"](parts["a"](x)) * (1.05 if torch.is_grad_enabled() else 1)
 
 
+def again(self, parts, q, x, site):
+    """A method that computes something else in the backward pass, where checkpoints of both kinds recompute."""
+    return q + parts["b"](parts["a"](x)) * (1.05 if torch._C._current_graph_task_id() >= 0 else 1)
+
+
 def compiling(self, parts, q, x, site):
     return q + parts["b"](parts["a"](x)) * (2 if torch.compiler.is_compiling() else 1)
 
@@ -204,6 +210,17 @@ def test_a_base_that_ignores_its_cache_is_said(cut, message):
     assert holds
     assert measured.startswith("does not apply: ")
     assert message in measured
+
+
+def test_each_kind_of_checkpointing_is_excused_by_itself():
+    """Reentrant checkpoints of Gemma 4 lose gradients without hfpatch; a defect in the other kind still shows."""
+    inputs, right = {"input_ids": make_tokens()}, PreProjectionConfig()
+    holds, measured = behaviour.checkpointing(make("gemma4_text/kv_shared"), right, inputs)
+    assert holds
+    assert re.search(r"^gradients differ by .* use_reentrant=False; .*; does not apply.* use_reentrant=True$", measured)
+    with forgotten():
+        holds, measured = behaviour.checkpointing(make("gemma4_text/kv_shared"), defined(query=again)(), inputs)
+    assert not holds, measured
 
 
 def test_tokens_after_a_tie_are_not_compared(monkeypatch):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from architectures.catalogue import make
 from families import gradients, logits_of, make_config, make_model, make_tokens, perturb
 from own_methods import forgotten
 from torch import nn
@@ -96,6 +97,22 @@ def test_checkpointing_of_both_kinds_gives_the_same_gradients(case):
         assert (late[name] - p.grad).abs().max() <= 1e-5 * p.grad.abs().max(), name
     hfpatch.unpatch(model)
     assert checkpoint_functions(model) == functions
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"), [("gemma3n_text", CarryConfig), ("gemma4_text/kv_shared", PreProjectionConfig)]
+)
+def test_reentrant_checkpoints_are_refused_where_a_layer_reads_the_keys_of_another_one(kind, config):
+    """The base computes these keys without gradients then; with ``use_reentrant=False`` they go through them."""
+    model, tokens = hfpatch.patch(make(kind), config()).train(), make_tokens()
+    expected = gradients(model, tokens)
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(HfpatchError, match=r"layer 2 reads keys .*_enable\(\{\"use_reentrant\": False\}\)"):
+        gradients(model, tokens)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for name, gradient in gradients(model, tokens).items():
+        assert torch.allclose(gradient, expected[name], rtol=1e-4, atol=1e-6), name
 
 
 def test_blocks_that_something_else_checkpoints_are_refused():
