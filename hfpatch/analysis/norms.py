@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hfpatch.analysis.heads import head_size
 from hfpatch.analysis.running import Batch, TokenMeans, method_layers, norm_ratio, run
+from hfpatch.errors import HfpatchError
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.models.paths import PathOutput, observed
 from hfpatch.nn.calls import CALLS
@@ -90,6 +91,9 @@ def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
 
     The size is ‖x~ W_skip‖ / ‖attention output‖, the mean over tokens; the attention output is taken where it joins the
     residual stream, after its norm if there is one. The model's mode and hooks are left as they were.
+
+    Raises:
+        HfpatchError: if a layer's output projection runs several times in a call of the attention.
     """
     means, calls, handles = TokenMeans[int](), dict[tuple[str, int], Any](), []
 
@@ -99,6 +103,8 @@ def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
     def compare(site: AttentionSite, layer: MethodLayer, *call: Any) -> None:
         (*_, output), (args, kwargs, _) = (calls.pop((name, id(site))) for name in ("branch", "attention"))
         branch, x = output if isinstance(output, Tensor) else output[0], hidden_argument(args, kwargs)
+        if branch.shape[:-1] != x.shape[:-1]:  # it is the last of several calls (ProphetNet's streams)
+            raise HfpatchError(f"{site.output_path} runs in pieces, so that no output of it is the layer's branch")
         added = layer.apply_at("left", torch.zeros_like(branch), x)
         means.add(site.layer, norm_ratio(added, branch)[..., None])
 
