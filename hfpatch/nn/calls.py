@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hfpatch.errors import HfpatchError
+
 
 @dataclass(eq=False)
 class Calls(threading.local):
@@ -71,7 +73,7 @@ class HookedModule(nn.Module):
 
         ``first``: before the hooks that are there already.
         """
-        acting = partial(self._act, hook, *options)
+        acting = partial(self._act, hook, len(options) + 3, *options)
         self._hooks.append(handle := module.register_forward_pre_hook(acting, with_kwargs=True))
         hooks = module._forward_pre_hooks
         for other in [key for key in hooks if first and key != handle.id]:  # torch 2.11 does not compile `prepend`
@@ -82,7 +84,7 @@ class HookedModule(nn.Module):
 
         ``always``: also one that fails.
         """
-        acting = partial(self._act, hook, *options)
+        acting = partial(self._act, hook, len(options) + 4, *options)
         self._hooks.append(module.register_forward_hook(acting, with_kwargs=True, always_call=always))
 
     def unhook(self) -> None:
@@ -91,7 +93,9 @@ class HookedModule(nn.Module):
             handle.remove()
         self._hooks.clear()
 
-    def _act(self, hook: Callable[..., Any], *signals: Any) -> Any:
+    def _act(self, hook: Callable[..., Any], count: int, *signals: Any) -> Any:
+        if len(signals) != count:  # torch.ao.quantization registers hooks again without `with_kwargs`
+            raise quantised_later()
         return hook(CALLS.replicas.get(self, self), *signals)
 
     def _begin(self, block: nn.Module, args: tuple[Any, ...]) -> None:
@@ -100,6 +104,14 @@ class HookedModule(nn.Module):
 
     def _end(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         CALLS.values.pop(CALLS.replicas.pop(self, self), None)
+
+
+def quantised_later() -> HfpatchError:
+    """Return the refusal of a model whose linear layers were replaced after it was patched."""
+    return HfpatchError(
+        "torch's quantize_dynamic has replaced linear layers of a patched model, and with them parts of the patch; "
+        "quantise the base first and patch it then, or quantise what `hfpatch export` writes"
+    )
 
 
 class SharedLinear(nn.Linear):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.calls import CALLS
+from hfpatch.nn.calls import CALLS, quantised_later
 from hfpatch.nn.functions import autocast_dtype
 from hfpatch.sites.heads import QueryHeads
 from hfpatch.sites.layouts import Columns
@@ -181,9 +181,14 @@ def apply_method(method: Any, place: str, parts: Parts, value: Tensor, *read: Te
 
     It computes in the dtype of its parts at least, or under autocast in autocast's where the tensor and the method
     allow that. Hidden states that it reads beside the tensor come in that dtype.
+
+    Raises:
+        HfpatchError: if the linear layers of its parts were quantised.
     """
     # _parameters where a part has some, as parameters() takes longer
     held = [p for part in parts.values() for p in part._parameters.values() or part.parameters() if p is not None]
+    if not held and any("quantized" in type(m).__module__ for part in parts.values() for m in part.modules()):
+        raise quantised_later()
     dtype = next((p.dtype for p in held if p.is_floating_point()), None)
     is_narrow = autocast_dtype(value.device.type) == value.dtype
     is_offloaded = not value.is_meta and any(p.is_meta for p in held)

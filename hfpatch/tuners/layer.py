@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -252,7 +253,9 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Return the device on which the base computes; an offloaded module keeps its weights elsewhere meanwhile."""
         base = self.get_base_layer()
         execution = getattr(getattr(base, "_hf_hook", None), "execution_device", None)
-        return next(base.parameters()).device if execution is None else torch.device(execution)
+        # torch's quantised layers have no parameters
+        held = chain(base.parameters(), self.branch.block.parameters())
+        return next(held).device if execution is None else torch.device(execution)
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
         """Move an adapter to the base's device; unlike PEFT's own layers not to the base's dtype."""
