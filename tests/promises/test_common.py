@@ -162,8 +162,10 @@ DEFECTS = {
 
 @pytest.mark.parametrize("model", [make_model, lambda case: ill_conditioned(1e3)], ids=["well", "ill"])
 @pytest.mark.parametrize("what", DEFECTS)
-def test_defects_are_more_than_rounding(what, model):
+def test_defects_are_more_than_rounding(what, model, monkeypatch):
     query, broken = DEFECTS[what]
+    if what != "compiling":  # which takes a second
+        monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] != COMPILE])
     with forgotten():
         assert failures(model("llama"), defined(query=query)()).keys() == broken
 

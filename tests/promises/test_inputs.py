@@ -113,8 +113,7 @@ def quick(monkeypatch):
 
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [(kind, SKIP) for kind in KINDS]
-    + [(kind, NonlinearQueryConfig()) for kind in ("encoder", "vision", "speech", "both", "image tower")],
+    [(kind, SKIP) for kind in KINDS] + [(kind, NonlinearQueryConfig()) for kind in ("vision", "both")],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 @pytest.mark.filterwarnings("ignore:.*checkpointing.*:FutureWarning")
