@@ -93,7 +93,7 @@ def run(model, folder, **values):
     return run_probe(model, make_blocks(), folder, **{"steps": 4, "warmup_steps": 1, **values})
 
 
-@pytest.mark.parametrize("name", ["ddp-cpu", "fsdp2-cpu"])
+@pytest.mark.parametrize("name", ["ddp-cpu", pytest.param("fsdp2-cpu", marks=pytest.mark.slow)])
 def test_the_launcher_starts_two_processes_on_cpus(name, tmp_path):
     script = tmp_path / "count.py"
     script.write_text(
