@@ -45,7 +45,7 @@ def two(read, tmp_path_factory):
     return out
 
 
-def test_a_method_that_misses_a_budget_is_left_out_and_listed(two, read):
+def test_a_method_that_misses_a_budget_is_left_out_and_listed(two, read, no_report):
     results = load_results(two)
     sizes = {name: method.trainable for name, method in results.methods.items() if name != "heat"}
     assert sizes == {"baseline": 0, "pre@64": 2 * COLUMN, "pre@192": 6 * COLUMN, "lora@192": 2 * RANK}
@@ -58,7 +58,7 @@ def test_a_method_that_misses_a_budget_is_left_out_and_listed(two, read):
     compare(read(), two, resume=True, progress=Nothing())  # a finished run is only reported again
 
 
-def test_a_budget_more_trains_only_what_is_new(two, read, tmp_path):
+def test_a_budget_more_trains_only_what_is_new(two, read, tmp_path, no_report):
     out, log = tmp_path / "out", Trained()
     shutil.copytree(two, out)
     compare(read("budgets=[64, 192, 480]"), out, resume=True, progress=log)

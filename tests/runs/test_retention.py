@@ -136,8 +136,16 @@ def test_results_have_every_point_and_can_be_computed_again(grown, tmp_path):
 
 
 def test_a_run_at_once_is_the_same(grown, model_folder, tmp_path):
-    compare(make_recipe(model_folder, retention=RETENTION, rewind=[0.5]), tmp_path / "out")
-    assert load_results(tmp_path / "out").retention == load_results(grown[0]).retention
+    """One of its seeds."""
+    recipe = make_recipe(model_folder, retention=RETENTION, rewind=[0.5])
+    one = recipe.model_copy(update={"training": recipe.training.model_copy(update={"seeds": (0,)})})
+    compare(one, tmp_path / "out")
+    at_once, by_steps = (load_results(out).methods for out in (tmp_path / "out", grown[0]))
+    for name, method in at_once.items():
+        run, other = method.runs[0], by_steps[name].runs[0]
+        assert (run.retention, run.rewound) == (other.retention, other.rewound)
+        assert run.retention
+        assert bool(run.rewound) == (name != "baseline")
 
 
 def test_damaged_files_and_other_texts_are_refused_in_one_line(grown, model_folder, tmp_path):

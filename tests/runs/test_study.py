@@ -1,6 +1,7 @@
 """A study: variants tuned and trained from scratch, whatever is interrupted, and decided like a comparison."""
 
 import json
+import shutil
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,7 +22,7 @@ from hfpatch.runs import compare, forecast
 from hfpatch.runs.engines.driver import Engine
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_runs
-from hfpatch.support.files import read_json
+from hfpatch.support.files import read_json, write_json
 from hfpatch.tinyworld import documents
 
 STUDY = {
@@ -202,8 +203,11 @@ def test_an_engine_that_gives_up_the_devices_leaves_the_report_to_be_written(str
         PartialState._reset_state()  # as engines of a machine with GPUs
 
     monkeypatch.setattr("hfpatch.runs.comparison.open_engine", of_devices)
-    assert without_times(compare(study(), tmp_path / "s")) == without_times(straight[1])
-    assert (tmp_path / "s" / "report.html").is_file()
+    out = shutil.copytree(straight[0], tmp_path / "out")
+    (out / "report.html").unlink()
+    write_json(out / "results.json", {**straight[1], "complete": False})
+    assert without_times(compare(study(), out, resume=True)) == without_times(straight[1])
+    assert (out / "report.html").is_file()
 
 
 def test_variants_trained_by_themselves_make_the_same_study(straight, tmp_path, no_report):

@@ -26,7 +26,6 @@ doc_to_target: 0
 RIDDLES = [{"question": f"Who has {n} legs?", "answers": [f"number {n}", f"number {n + 1}"]} for n in range(6)]
 RECIPE = {
     "name": "own",
-    "model": {"name": "tinyworld/gpt-neox"},
     "data": {"source": "$HFPATCH_HERE/text.jsonl", "block_size": 64, "layout": "padded", "held_out": 2},
     "training": {"steps": 2, "warmup_steps": 1, "batch_size": 2, "lr": 1e-3},
     "evaluation": {"tasks": ["riddle", "tinyworld_cloze"], "limit": 2, "include_path": "$HFPATCH_HERE"},
@@ -36,7 +35,7 @@ IN_TASKS = "data: 4 of 24 documents of .*text.jsonl are in the tasks, too .riddl
 
 
 @pytest.fixture
-def recipe(tmp_path, monkeypatch):
+def recipe(model_folder, tmp_path, monkeypatch):
     """Four documents are what the model reads of tasks; one of them twice, beyond the limit, and one a wrong answer."""
     monkeypatch.setenv("HFPATCH_HERE", str(tmp_path))
     (tmp_path / "riddle.yaml").write_text(TASK.format(folder=tmp_path))
@@ -46,14 +45,15 @@ def recipe(tmp_path, monkeypatch):
     copies = ["Riddle: Who has 0 legs? number 0", "Riddle:  Who has 5 legs?\nnumber 5", cloze]
     copies.append("Riddle: Who has 3 legs? number 4")
     write(tmp_path, [*copies, *documents("shifted", count=20)])
-    return lambda *overrides: load_recipe(tmp_path / "r.yaml", overrides, trust_code=True)
+    base = f"model.name={model_folder}"
+    return lambda *overrides: load_recipe(tmp_path / "r.yaml", [base, *overrides], trust_code=True)
 
 
 def write(folder, texts):
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
-def test_compare_plan_and_a_tuned_train_leave_out_what_the_tasks_say(recipe, tmp_path):
+def test_compare_plan_and_a_tuned_train_leave_out_what_the_tasks_say(recipe, tmp_path, no_report):
     with pytest.warns(UserWarning, match=IN_TASKS):
         made = compare(recipe(), tmp_path / "compared")
     assert (made["data"]["documents"], made["data"]["held_out"]["documents"]) == (18, 2)
