@@ -74,6 +74,10 @@ def comparison_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults
             "numbers are those of the look that decided it; its plain interval, and secondary tests of "
             f"{results.noun}s that got more seeds, are not corrected for looks."
         )
+        counts = {name: len(method.runs) for name, method in methods.items() if name in recipe.trained}
+        if len(set(counts.values())) > 1:
+            of_each = ", ".join(f"{name} {count}" for name, count in counts.items())
+            yield f"Means over different seeds do not compare, their paired differences do: seeds of {of_each}."
     points = results.retention.points if results.retention is not None else []
     yield from dependence_cautions(
         [*results.comparisons, *(one for point in points for one in point.comparisons)], {*results.tasks} - {HELD_OUT}

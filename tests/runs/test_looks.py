@@ -73,6 +73,7 @@ def test_only_undecided_pairs_and_their_references_get_more_seeds(grown):
     ]
     assert [look.part for look in results.looks] == [2 / 9, 3 / 9, 4 / 9]
     assert any("4 of 16 planned trainings" in warning for warning in results.warnings)
+    assert any("seeds of pre 4, lora 4, twin 2, other 2" in warning for warning in results.warnings)
 
 
 def test_curves_are_of_the_seeds_that_all_methods_have_and_begin_at_the_loss_of_the_base(grown):
