@@ -13,7 +13,7 @@ import json
 import sys
 import warnings
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +22,12 @@ import torch
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Findings, Score, TokenRequest
 from hfpatch.nn.matmul import choose_library
-from hfpatch.support.files import hash_values, read_json, sha256_file, write_json
+from hfpatch.support.files import hash_values, read_json, write_json
 from hfpatch.support.provenance import installed_versions
+from hfpatch.support.sources import CODE_SHA256, COMPUTING_SHA256
 from hfpatch.surgery.bases import hash_model_code, hash_tensors, hash_weights
 
-
-def _code_hash(parts: Iterable[str]) -> str:
-    """Return the SHA-256 of sources of hfpatch: files and packages below it."""
-    package = Path(__file__).parents[1]
-    paths = [package / part for part in parts]
-    files = sorted({file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))})
-    listing = "\n".join(f"{file.relative_to(package).as_posix()} {sha256_file(file)}" for file in files)
-    return hashlib.sha256(listing.encode()).hexdigest()
-
-
 FORMAT = 1  # to be raised where what a line means changes: files of another one are begun again
-COMPUTING = ("nn", "sites", "tuners", "methods", "models", "surgery", "evaluation/scorer", "evaluation/model.py")
-"""The sources of hfpatch that compute log-likelihoods of given tokens."""
-_COMPUTING_SHA256 = _code_hash(COMPUTING)
-CODE_SHA256 = _code_hash((*COMPUTING, "data", "evaluation", "training"))
-"""The hash of all sources that decide a number, as this process imported them: it runs these, whatever is edited."""
 _TRAINING = {"training", "gradient_checkpointing"}
 _REDUCED_PRECISION = (
     "allow_fp16_reduced_precision_reduction",
@@ -212,7 +198,7 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
         "modules_code": hash_model_code(model),
         "config_sha256": hashlib.sha256(model.config.to_json_string(use_diff=False).encode()).hexdigest(),
         **computed_with(model),
-        "code_sha256": _COMPUTING_SHA256,
+        "code_sha256": COMPUTING_SHA256,
     }
 
 

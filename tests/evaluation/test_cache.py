@@ -16,7 +16,7 @@ from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, unpatch
 from hfpatch.__main__ import main
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate, run
-from hfpatch.evaluation.cache import COMPUTING, ScoreCache, keep_findings, model_key, read_findings
+from hfpatch.evaluation.cache import ScoreCache, keep_findings, model_key, read_findings
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.scorer import Findings, TokenRequest, scorer
@@ -24,6 +24,7 @@ from hfpatch.evaluation.scorer.findings import Padding
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.sites.lm_head import Tail
+from hfpatch.support.sources import COMPUTING
 from hfpatch.surgery.bases import load_base
 from hfpatch.twins import random_model, shrink
 

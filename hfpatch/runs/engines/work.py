@@ -24,7 +24,6 @@ import torch
 from tqdm import tqdm
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.cache import CODE_SHA256
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.identity import check_shared, stored_library
 from hfpatch.runs.locks import Holder, InUseError, birth, has_ended, hold
@@ -35,6 +34,7 @@ from hfpatch.runs.train_eval import TrainEvalSession
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.quiet import quiet_libraries
 from hfpatch.support.signals import sigterm_answered_by
+from hfpatch.support.sources import CODE_SHA256
 from hfpatch.training.interruption import Terminated, end_when, leave
 from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import DEEPSPEED, FSDP

@@ -1,0 +1,23 @@
+"""Hashes of the sources of hfpatch that compute, taken when they are imported."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from hfpatch.support.files import sha256_file
+
+
+def _hash(parts: Iterable[str]) -> str:
+    """Return the SHA-256 of sources of hfpatch: files and packages below it."""
+    package = Path(__file__).parents[1]
+    paths = [package / part for part in parts]
+    files = sorted({file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))})
+    listing = "\n".join(f"{file.relative_to(package).as_posix()} {sha256_file(file)}" for file in files)
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+COMPUTING = ("nn", "sites", "tuners", "methods", "models", "surgery", "evaluation/scorer", "evaluation/model.py")
+"""The sources of hfpatch that compute log-likelihoods of given tokens."""
+COMPUTING_SHA256 = _hash(COMPUTING)
+CODE_SHA256 = _hash((*COMPUTING, "data", "evaluation", "training"))
+"""The hash of all sources that decide a number, as this process imported them: it runs these, whatever is edited."""
