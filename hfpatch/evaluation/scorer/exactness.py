@@ -21,7 +21,7 @@ from hfpatch.evaluation.scorer.batching import model_inputs
 from hfpatch.evaluation.scorer.findings import Padding
 from hfpatch.evaluation.scorer.head import Parts
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group
-from hfpatch.evaluation.scorer.trimming import only_at, trimmable
+from hfpatch.evaluation.scorer.trimming import Modules, only_at, trimmable
 from hfpatch.sites import input_device
 from hfpatch.sites.lm_head import close
 
@@ -89,7 +89,7 @@ def trial_of_trees(row: int, path: int, overhead: int) -> int:
     return short if row <= SHORT and path <= SHORT_PATH else short + row + path + 2 * overhead
 
 
-def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Padding:
+def try_padding(model: Any, parts: Parts, shortest: int, longest: int, modules: Modules = ()) -> Padding:
     """Return whether rows of ``shortest`` tokens on may be padded, or continued by other tokens, to the longest.
 
     Something may depend on the whole row: which of equal scores an indexer selects, rotary frequencies that switch at
@@ -98,8 +98,8 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Paddin
     tokens, the other padded with zeros. Rounding alone can change a router's choice between near ties, so a row may
     differ as much as it does in a batch without padding, and one of three probes is enough.
 
-    The modules that may compute scored positions only do so in the padded rows; where that is not exact, all positions
-    are computed.
+    Those of ``modules`` that no hook watches compute scored positions only in the padded rows; where that is not exact,
+    all positions are computed.
     """
     # what the configuration says
     obstacle, config = None, model.config.get_text_config()
@@ -119,12 +119,12 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Paddin
     if longest == 1:
         return Padding(shortest, longest, None, False)
     sizes = (min(max(2, shortest), longest - 1), longest - 1)  # rotary positions have no effect on one token
-    trimmed = trimmable(model, parts)
-    for modules in [trimmed, ()] if trimmed else [()]:
+    trimmed = trimmable(modules)
+    for skipping in [trimmed, ()] if trimmed else [()]:
         try:
             probes = (random_tokens(model, 2, longest, seed) for seed in _SEEDS)
-            if any(_equal_padded(parts, modules, probe, sizes) for probe in probes):
-                return Padding(shortest, longest, None, bool(modules))
+            if any(_equal_padded(parts, skipping, probe, sizes) for probe in probes):
+                return Padding(shortest, longest, None, bool(skipping))
         except _FAILURES:
             continue
     return Padding(shortest, longest, "a probe failed or gave different numbers when they were padded", False)

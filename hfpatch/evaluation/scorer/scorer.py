@@ -29,7 +29,7 @@ from hfpatch.evaluation.scorer.findings import Findings, TreeTrial
 from hfpatch.evaluation.scorer.head import BodyAndHead, Parts, WholeModel
 from hfpatch.evaluation.scorer.log_probs import Score, Targets, score_positions
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack
-from hfpatch.evaluation.scorer.trimming import Modules, only_at, trimmable
+from hfpatch.evaluation.scorer.trimming import Modules, behind_attention, only_at, trimmable
 from hfpatch.evaluation.windows import warn_once
 from hfpatch.sites import base_model, input_device
 from hfpatch.sites.lm_head import PLAIN, find_lm_head
@@ -108,6 +108,10 @@ class Scorer:
             return WholeModel(self.model)
         causal: Any = base_model(self.model)
         return BodyAndHead(causal.base_model, causal.get_output_embeddings(), findings.tail)
+
+    @cached_property
+    def _behind_attention(self) -> Modules:
+        return behind_attention(self.model, self.parts)
 
     @torch.no_grad()
     def score(
@@ -227,12 +231,12 @@ class Scorer:
         # the trials
         padded = self.findings.padding_of(shortest, longest)
         if padded is None:
-            padded = try_padding(self.model, self.parts, shortest, longest)
+            padded = try_padding(self.model, self.parts, shortest, longest, self._behind_attention)
             self.findings.padding.append(padded)
         if padded.obstacle is not None:
             self._warn(f"rows of {shortest} to {longest} tokens are scored one by one ({padded.obstacle})")
             return Plan(alone, self.parts)
-        modules = trimmable(self.model, self.parts) if padded.trims else ()
+        modules = trimmable(self._behind_attention) if padded.trims else ()
         if isinstance(self.parts, WholeModel):  # each position has a row of logits
             limits = replace(limits, tokens=min(limits.tokens, max(_FEWEST_TOKENS, limits.logits // words)))
         if cost_shared >= cost_plain:

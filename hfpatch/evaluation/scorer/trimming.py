@@ -21,10 +21,10 @@ from hfpatch.support.modes import hooked
 Modules = tuple[nn.Module, ...]
 
 
-def trimmable(model: Any, parts: Parts) -> Modules:
-    """Return the modules of the last block that may skip positions, if a trial finds that exact (`try_padding`).
+def behind_attention(model: Any, parts: Parts) -> Modules:
+    """Return the modules of the last block after its attention, if a trial may find that they can skip positions.
 
-    They have matrices, are after the attention of the last block, and no hook watches them.
+    A survey reads every block, so a scorer asks once.
     """
     if not isinstance(parts, BodyAndHead):
         return ()
@@ -36,8 +36,13 @@ def trimmable(model: Any, parts: Parts) -> Modules:
         outputs = [plain.get_submodule(site.output_path) for site in inside if site.output_path != site.path]
     except (HfpatchError, AttributeError, TypeError, RuntimeError, ValueError, IndexError, KeyError):
         return ()
+    return (*outputs, *beside)
+
+
+def trimmable(modules: Modules) -> Modules:
+    """Return those of the modules that have matrices, and that no hook watches now."""
     chosen = []
-    for module in [*outputs, *beside]:
+    for module in modules:
         below = list(module.modules())
         watched = any(part._forward_hooks or part._forward_pre_hooks for part in below)
         compiled = any(part._compiled_call_impl is not None for part in below)  # for its shapes

@@ -7,11 +7,12 @@ from peft import LoraConfig
 from torch import nn
 
 from hfpatch import PreProjectionConfig, patch
-from hfpatch.evaluation.scorer import Scorer, TokenRequest
+from hfpatch.evaluation.scorer import Scorer, TokenRequest, scorer, trimming
 from hfpatch.evaluation.scorer.exactness import try_padding
 from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
-from hfpatch.evaluation.scorer.trimming import only_at
+from hfpatch.evaluation.scorer.trimming import behind_attention, only_at
 from hfpatch.evaluation.scorer.trimming import trimmable as candidates
+from hfpatch.sites import survey
 
 ROWS, NODES = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 8, 4, 7])
 MIXTRAL = {**families.LLAMA, "num_local_experts": 3, "num_experts_per_tok": 2}
@@ -21,8 +22,9 @@ MIXTRAL = {**families.LLAMA, "num_local_experts": 3, "num_experts_per_tok": 2}
 def trimmable(model, parts=None):
     """The modules that a trial lets skip positions."""
     parts = parts or BodyAndHead(model.base_model, model.get_output_embeddings())
-    padding = try_padding(model, parts, 5, 16)
-    return candidates(model, parts) if padding.trims else ()
+    modules = behind_attention(model, parts)
+    padding = try_padding(model, parts, 5, 16, modules)
+    return candidates(modules) if padding.trims else ()
 
 
 @torch.no_grad()
@@ -108,6 +110,22 @@ def test_a_watched_module_is_left_whole():
     Scorer(model, 40).score([request], lambda answers: None)
     assert {shape[1] for shape in shapes} >= {12}
     assert 1 not in {shape[1] for shape in shapes}
+
+
+def test_the_model_is_surveyed_once_and_watched_at_every_call(monkeypatch):
+    surveys, trims = [], []
+    monkeypatch.setattr(trimming, "survey", lambda model: surveys.append(model) or survey(model))
+    monkeypatch.setattr(scorer, "only_at", lambda modules, *rest: trims.append(modules) or only_at(modules, *rest))
+    model = families.make_model("llama")
+    scores = Scorer(model, 40, weigh_trials=False)
+    requests = [TokenRequest.cut(list(range(3, end)), [4], max_length=40) for end in (9, 15)]
+    scores.score(requests, lambda answers: None)
+    before, last = len(surveys), model.model.layers[-1]
+    scores.score(requests, lambda answers: None)
+    assert len(surveys) == before
+    last.mlp.down_proj.register_forward_hook(lambda *call: None)
+    scores.score(requests, lambda answers: None)
+    assert trims[-2:] == [(last.self_attn.o_proj, last.mlp), (last.self_attn.o_proj,)]
 
 
 def test_recurrent_layers_and_whole_models_are_left_whole(monkeypatch):
