@@ -29,9 +29,9 @@ from hfpatch.reporting.numbers import (
 )
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import PRODUCTS
-from hfpatch.results.evaluation import EvaluatedVariant, EvaluationResults
+from hfpatch.results.evaluation import EvaluationResults
 from hfpatch.results.identity import FREE_SETTINGS, OF_BASE, OF_TASK, base_identity, computed_differently, task_identity
-from hfpatch.results.parts import Clusters, Comparison, GroupResult, TaskResult
+from hfpatch.results.parts import Comparison, TaskResult
 from hfpatch.results.records import read_values
 from hfpatch.results.verdicts import Verdict
 
@@ -79,17 +79,6 @@ def _sections(results: EvaluationResults) -> tuple[Section, ...]:
     return tuple(section for section in sections if section.blocks)
 
 
-def _measured(
-    variant: EvaluatedVariant,
-) -> Iterator[tuple[str, GroupResult | TaskResult, Clusters | None, str, float, float | None]]:
-    """Yield every metric of the groups, then of the tasks: name, result, clusters, metric, value, standard error."""
-    results: list[tuple[str, GroupResult | TaskResult]] = [*(variant.groups or {}).items(), *variant.scores.items()]
-    for name, result in results:
-        clusters = result.clusters if isinstance(result, TaskResult) else None
-        for metric, value in result.metrics.items():
-            yield name, result, clusters, metric, value, result.stderr.get(metric)
-
-
 def _compared(results: EvaluationResults) -> tuple[Table, ...]:
     """Return the verdicts, and below them the differences by measures that decide nothing."""
     if not results.comparisons:
@@ -135,16 +124,10 @@ def evaluation_csv(sources: Mapping[str, EvaluationResults]) -> str:
 
     Of several evaluations the first column is the label.
     """
-    headings = ("model", "patch", "added", "task", "metric", "value", "stderr", "n", "groups", "grouped_by")
-    several = len(sources) > 1
-    rows: list[tuple[Any, ...]] = []
-    for source, results in sources.items():
-        for label, variant in results.variants.items():
-            first = (*([source] if several else []), label, variant.patch, variant.added)
-            for name, result, clusters, metric, value, error in _measured(variant):
-                groups = (None, None) if clusters is None else (clusters.groups, clusters.column)
-                rows.append((*first, name, metric, value, error, result.n, *groups))
-    return csv_text(("evaluation", *headings) if several else headings, rows)
+    headings = ["model", "patch", "added", "task", "metric", "value", "stderr", "n", "groups", "grouped_by"]
+    headings = ["evaluation"] * (len(sources) > 1) + headings
+    made = ({**record, "evaluation": label} for label, one in sources.items() for record in one.records("scores"))
+    return csv_text(headings, ([record.get(heading) for heading in headings] for record in made))
 
 
 def _model_text(model: Mapping[str, Any]) -> str:
@@ -196,13 +179,15 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
             identity = [str(value) for key, value in identities if key != "tokens_sha256" or task in cut]
             data_of[task] = " ".join(identity) if len(sources) > 1 else score.data_sha256
         cells[label] = {}
-        for name, result, _, metric, value, error in _measured(variant):
+        for result in variant.rows:
             if isinstance(result, TaskResult):
-                line = _Line(name, result.version, str(result.num_fewshot), metric, result.n, data_of[name])
+                name, examples, data = result.task, str(result.num_fewshot), data_of[result.task]
             else:
-                line = _Line(name, result.version, "", metric, result.n, " ".join(data_of.values()))
-            shown = value_text(value)
-            cells[label][line] = shown if error is None else f"{shown} ± {value_text(error)}"
+                name, examples, data = result.group, "", " ".join(data_of.values())
+            for metric, value in result.metrics.items():
+                error, shown = result.stderr.get(metric), value_text(value)
+                line = _Line(name, result.version, examples, metric, result.n, data)
+                cells[label][line] = shown if error is None else f"{shown} ± {value_text(error)}"
     shown_lines = dict.fromkeys(line for column in cells.values() for line in column)
     tasks = list(dict.fromkeys(line.task for line in shown_lines))  # the lines of one task are put together
     groups = {group for variant in variants.values() for group in variant.groups or ()}

@@ -32,6 +32,11 @@ class EvaluatedVariant(Part):
     scores: dict[str, TaskResult]
     groups: dict[str, GroupResult] | None = None
 
+    @property
+    def rows(self) -> list[TaskResult | GroupResult]:
+        """The results of groups, then those of tasks, as tables show them."""
+        return [*(self.groups or {}).values(), *self.scores.values()]
+
 
 class EvaluationResults(Tabular):
     """The results of ``hfpatch eval``.
@@ -76,8 +81,7 @@ class EvaluationResults(Tabular):
             return
         for name, variant in self.variants.items():
             of_model = {"model": name, "patch": variant.patch, "added": variant.added}
-            scores: list[TaskResult | GroupResult] = [*(variant.groups or {}).values(), *variant.scores.values()]
-            for score in scores:
+            for score in variant.rows:
                 is_group = isinstance(score, GroupResult)
                 yield from ({**of_model, **row, "is_group": is_group} for row in score_records(score))
 

@@ -24,7 +24,10 @@ GROUP = GroupResult(group="both", tasks=["cloze", "page"], n=1244, metrics={"acc
 @pytest.fixture
 def alone(evaluated):
     """One model, evaluated by itself on one task more, with a group's score."""
-    scores = {"cloze": score(0.75), "page": score(0.125).model_copy(update={"data_sha256": "e" * 64, "n": 10})}
+    scores = {
+        "cloze": score(0.75),
+        "page": score(0.125).model_copy(update={"task": "page", "data_sha256": "e" * 64, "n": 10}),
+    }
     variants = {"base": EvaluatedVariant(scores=scores, groups={"both": GROUP})}
     changed = {"variants": variants, "comparisons": [], "low_noise": [], "warnings": []}
     settings = {**evaluated.settings, "limit": 7, "system_instruction": "Brief"}
