@@ -121,10 +121,12 @@ def test_a_model_that_is_not_there_while_offline(hub_cache, no_network, name, re
             for kind in ("ours", "peft")
         ),
         ("{empty}/run", {}, "is a run; give one of its patches"),
+        ("{empty}/study", {}, "no config.json; give .*, such as .*study/runs/linear/seed-0/model$"),
     ],
 )
 def test_what_cannot_be_loaded(name, options, message, checkpoint, tmp_path):
-    for file in ("ours/patch.json", "peft/adapter_config.json", "run/runs/lora/seed-0/patch/patch.json"):
+    files = ["ours/patch.json", "peft/adapter_config.json", "run/runs/lora/seed-0/patch/patch.json"]
+    for file in (*files, "study/runs/linear/seed-0/model/config.json"):
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text("{}")
     with pytest.raises(HfpatchError, match=message):
