@@ -147,7 +147,7 @@ class Measured:
         elif unit.action == "evaluate":
             blocks, evaluation_s = held_out, sum(kind.evaluation_s.values())
             requests = sum(len(task.encoded) for task in self.asked.values())
-            tokens = sum(task.tokens for task in self.asked.values())
+            tokens = sum(task.tokens for task in self.asked.values()) + blocks * setup.blocks.block_size
         else:
             blocks = retained
             if unit.action == "rewind":

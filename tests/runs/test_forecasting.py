@@ -173,11 +173,12 @@ def test_it_counts_the_units_of_the_plan_and_the_tokens_of_the_requests(planned)
     assert planned.work["train"].steps == 3 * 2 * 7
     assert planned.work["train"].tokens == 3 * 2 * 7 * 4 * 32
     assert planned.work["evaluate"].requests == 7 * 2 * DOCUMENTS
-    tokenizer = load_base(MODEL).tokenizer
+    setup = set_up(make_recipe())
     documents = list(load_tasks(["tinyworld_text"])["tinyworld_text"].eval_docs)[:DOCUMENTS]
-    texts = [tokenizer(document.get("page", document.get("text"))).input_ids for document in documents]
+    texts = [setup.tokenizer(document.get("page", document.get("text"))).input_ids for document in documents]
     assert planned.tasks["tinyworld_text"].tokens == sum(len(tokens) + 1 for tokens in texts)  # after one start token
-    assert planned.work["evaluate"].tokens == 7 * sum(task.tokens for task in planned.tasks.values())
+    of_tasks = sum(task.tokens for task in planned.tasks.values())
+    assert planned.work["evaluate"].tokens == 7 * (of_tasks + 32 * len(setup.held_out))
 
 
 def test_one_method_of_each_kind_is_measured_and_small_steps_run_whole(planned):
