@@ -84,9 +84,9 @@ def _tables(forecast: Forecast) -> Iterator[Table]:
     ]
     caption = "One optimiser step; one evaluation on all tasks; each in proportion to what was run of it. Peak memory."
     yield Table.of("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
-    if forecast.questions:
+    if any(asked.difference is not None or asked.seeds_needed is not None for asked in forecast.questions):
         yield _question_table(forecast)
-    if forecast.tasks:
+    if any(task.score is not None for task in forecast.tasks.values()):
         yield from _task_tables(forecast)
 
 
@@ -103,7 +103,7 @@ def _task_tables(forecast: Forecast) -> Iterator[Table]:
             shown = ("no number" if number is None else count(number) for number in numbers)
             needed.append((Cell((name, f"{_size(task, forecast.effect)}, {documents}")), *shown))
         base = NOTHING if task.score is None else Cell((significant(task.score, 3), f"of {count(task.sampled)}"))
-        able.append((Cell((name, f"{task.metric or 'no planned metric'}, {documents}")), base, *sizes))
+        able.append((Cell((name, ", ".join(filter(None, (task.metric, documents))))), base, *sizes))
     seeds = f"{len(forecast.seeds)} seed{'s' if len(forecast.seeds) > 1 else ''}"
     headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
     caption = _CAPTION.format(count(forecast.comparisons)) if needed else ""  # no variance, no difference
