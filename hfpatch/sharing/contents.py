@@ -19,7 +19,7 @@ from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.folder import load_results
 from hfpatch.support.files import read_json
 from hfpatch.surgery.card import shown_base
-from hfpatch.surgery.manifest import read_manifest, refuse_a_run
+from hfpatch.surgery.manifest import example_model, read_manifest, refuse_a_run
 
 Contents = dict[str, Path | bytes]
 """Files for the hub: the path there -> the file, or its bytes."""
@@ -64,15 +64,15 @@ def contents(
             files = _tree(folder, folder)
             return {name: file for name, file in files.items() if not (is_patch and _OF_TRAINER.fullmatch(name))}
         refuse_a_run(folder)
-        raise HfpatchError(f"{folder}: contains no finished run, patch or export; give a folder that hfpatch wrote")
+        wanted = f"give a folder with one{example_model(folder)}"
+        raise HfpatchError(f"{folder}: contains no finished comparison, patch, export or model; {wanted}")
 
     # a run
     if seed is not None and method is None:
         raise HfpatchError(f"--seed {seed}: is the seed of one method's patch; name the method with --method")
     results = load_results(folder)
     if results.study is not None:
-        model = folder / "runs" / results.study.baseline / f"seed-{results.seeds[0]}" / "model"
-        raise HfpatchError(f"{folder}: holds a study, which has no patches; push one of its models, such as {model}")
+        raise HfpatchError(f"{folder}: holds a study, which has no patches; push a model of it{example_model(folder)}")
     paths = paths_in(*(read(folder / name) for name, read in VALUES.items() if (folder / name).is_file()))
     report = {name: without_paths(folder / name, paths) for name in _REPORT if _is_own(folder / name, folder)}
     figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if _is_own(path, folder)}

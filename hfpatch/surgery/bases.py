@@ -41,12 +41,10 @@ from hfpatch.surgery.gguf_files import (
     parsed_once,
     read_gguf,
 )
-from hfpatch.surgery.manifest import refuse_as_model
+from hfpatch.surgery.manifest import example_model, refuse_as_model
 from hfpatch.surgery.placement import require_devices, tensor_parallel_plan
 
 TINYWORLD = "tinyworld/"
-_TRAINED = ("model", "runs/*/seed-*/model")
-"""Where models are in the folder of a pretraining or of a study."""
 _SNAPSHOT = re.compile(r"[/\\]snapshots[/\\]([0-9a-f]{40})[/\\]")
 _HALVES = ("bfloat16", "float16")
 _BODY = "body"
@@ -323,11 +321,8 @@ def locate(name: str, revision: str | None = None) -> tuple[str, Path | None]:
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").is_file():
         refuse_as_model(folder)
-        inside = sorted(file.parent for where in _TRAINED for file in folder.glob(f"{where}/config.json"))
-        such_as = f", such as {inside[0]}" if inside else ""
-        raise HfpatchError(
-            f"model folder {name!r} has no config.json; give the folder of a Hugging Face model{such_as}"
-        )
+        wanted = f"give the folder of a Hugging Face model{example_model(folder)}"
+        raise HfpatchError(f"model folder {name!r} has no config.json; {wanted}")
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise HfpatchError(f"model folder {name!r} does not exist")
     return name, None

@@ -100,6 +100,12 @@ def refuse_as_model(folder: Path) -> None:
     refuse_a_run(folder)
 
 
+def example_model(folder: Path) -> str:
+    """Return ``, such as`` and a model in the folder of a pretraining or of a study; nothing where there is none."""
+    files = (file for where in ("model", "runs/*/seed-*/model") for file in folder.glob(f"{where}/config.json"))
+    return next((f", such as {file.parent}" for file in sorted(files)), "")
+
+
 def refuse_a_run(directory: Path) -> None:
     """Raise :class:`HfpatchError` with the place of the patches if the folder is a run."""
     if patches := sorted(directory.glob("runs/*/seed-*/patch")):
