@@ -8,117 +8,79 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError as HfpatchError
 from hfpatch.support.lazy import lazy_names
-from hfpatch.support.version import __version__
+from hfpatch.support.version import __version__ as __version__
 from hfpatch.surgery.peft_registration import register_when_peft_is_imported
 
 if TYPE_CHECKING:
-    from hfpatch.export import export_patch
-    from hfpatch.methods import (
-        CanonConfig,
-        LoReFTConfig,
-        NonlinearLoraConfig,
-        NonlinearQueryConfig,
-        OutputGateConfig,
-        ParallelAdapterConfig,
-        PreProjectionConfig,
-        QueryTemperatureConfig,
-        ValueResidualConfig,
-    )
-    from hfpatch.nn.matmul import fast_matmul
-    from hfpatch.promises import check
-    from hfpatch.results import load_results
-    from hfpatch.sites import AttentionSite, Family, find_sites, register_family
-    from hfpatch.surgery.bases import load_base, load_tokenizer
-    from hfpatch.surgery.budget import attention_modules, count_added, match_lora_rank, sized
-    from hfpatch.surgery.fold import fold
-    from hfpatch.surgery.folder import load_patch, save_patch
-    from hfpatch.surgery.methods import build_method
-    from hfpatch.surgery.patch import patch, patch_summary, unpatch
-    from hfpatch.surgery.scale import scale_patch
-    from hfpatch.tuners import MethodConfig, MethodSite, method
-    from hfpatch.tuners.hooks import Parts
+    from hfpatch.export import export_patch as export_patch
+    from hfpatch.methods import CanonConfig as CanonConfig
+    from hfpatch.methods import LoReFTConfig as LoReFTConfig
+    from hfpatch.methods import NonlinearLoraConfig as NonlinearLoraConfig
+    from hfpatch.methods import NonlinearQueryConfig as NonlinearQueryConfig
+    from hfpatch.methods import OutputGateConfig as OutputGateConfig
+    from hfpatch.methods import ParallelAdapterConfig as ParallelAdapterConfig
+    from hfpatch.methods import PreProjectionConfig as PreProjectionConfig
+    from hfpatch.methods import QueryTemperatureConfig as QueryTemperatureConfig
+    from hfpatch.methods import ValueResidualConfig as ValueResidualConfig
+    from hfpatch.nn.matmul import fast_matmul as fast_matmul
+    from hfpatch.promises import check as check
+    from hfpatch.results import load_results as load_results
+    from hfpatch.sites import AttentionSite as AttentionSite
+    from hfpatch.sites import Family as Family
+    from hfpatch.sites import find_sites as find_sites
+    from hfpatch.sites import register_family as register_family
+    from hfpatch.surgery.bases import load_base as load_base
+    from hfpatch.surgery.bases import load_tokenizer as load_tokenizer
+    from hfpatch.surgery.budget import attention_modules as attention_modules
+    from hfpatch.surgery.budget import count_added as count_added
+    from hfpatch.surgery.budget import match_lora_rank as match_lora_rank
+    from hfpatch.surgery.budget import sized as sized
+    from hfpatch.surgery.fold import fold as fold
+    from hfpatch.surgery.folder import load_patch as load_patch
+    from hfpatch.surgery.folder import save_patch as save_patch
+    from hfpatch.surgery.methods import build_method as build_method
+    from hfpatch.surgery.patch import patch as patch
+    from hfpatch.surgery.patch import patch_summary as patch_summary
+    from hfpatch.surgery.patch import unpatch as unpatch
+    from hfpatch.surgery.scale import scale_patch as scale_patch
+    from hfpatch.tuners import MethodConfig as MethodConfig
+    from hfpatch.tuners import MethodSite as MethodSite
+    from hfpatch.tuners import method as method
+    from hfpatch.tuners.hooks import Parts as Parts
 
-_HOMES = {
-    "AttentionSite": "sites",
-    "CanonConfig": "methods",
-    "Family": "sites",
-    "LoReFTConfig": "methods",
-    "MethodConfig": "tuners.config",
-    "MethodSite": "tuners.hooks",
-    "NonlinearLoraConfig": "methods",
-    "NonlinearQueryConfig": "methods",
-    "OutputGateConfig": "methods",
-    "ParallelAdapterConfig": "methods",
-    "Parts": "tuners.hooks",
-    "PreProjectionConfig": "methods",
-    "QueryTemperatureConfig": "methods",
-    "ValueResidualConfig": "methods",
-    "attention_modules": "surgery.budget",
-    "build_method": "surgery.methods",
-    "check": "promises",
-    "count_added": "surgery.budget",
-    "export_patch": "export",
-    "fast_matmul": "nn.matmul",
-    "find_sites": "sites",
-    "fold": "surgery.fold",
-    "load_base": "surgery.bases",
-    "load_patch": "surgery.folder",
-    "load_results": "results",
-    "load_tokenizer": "surgery.bases",
-    "match_lora_rank": "surgery.budget",
-    "method": "tuners.registration",
-    "patch": "surgery.patch",
-    "patch_summary": "surgery.patch",
-    "register_family": "sites",
-    "save_patch": "surgery.folder",
-    "scale_patch": "surgery.scale",
-    "sized": "surgery.budget",
-    "unpatch": "surgery.patch",
+_NAMES = {
+    "export": ["export_patch"],
+    "methods": [
+        "CanonConfig",
+        "LoReFTConfig",
+        "NonlinearLoraConfig",
+        "NonlinearQueryConfig",
+        "OutputGateConfig",
+        "ParallelAdapterConfig",
+        "PreProjectionConfig",
+        "QueryTemperatureConfig",
+        "ValueResidualConfig",
+    ],
+    "nn.matmul": ["fast_matmul"],
+    "promises": ["check"],
+    "results": ["load_results"],
+    "sites": ["AttentionSite", "Family", "find_sites", "register_family"],
+    "surgery.bases": ["load_base", "load_tokenizer"],
+    "surgery.budget": ["attention_modules", "count_added", "match_lora_rank", "sized"],
+    "surgery.fold": ["fold"],
+    "surgery.folder": ["load_patch", "save_patch"],
+    "surgery.methods": ["build_method"],
+    "surgery.patch": ["patch", "patch_summary", "unpatch"],
+    "surgery.scale": ["scale_patch"],
+    "tuners.config": ["MethodConfig"],
+    "tuners.hooks": ["MethodSite", "Parts"],
+    "tuners.registration": ["method"],
 }
 
-__all__ = [
-    "AttentionSite",
-    "CanonConfig",
-    "Family",
-    "HfpatchError",
-    "LoReFTConfig",
-    "MethodConfig",
-    "MethodSite",
-    "NonlinearLoraConfig",
-    "NonlinearQueryConfig",
-    "OutputGateConfig",
-    "ParallelAdapterConfig",
-    "Parts",
-    "PreProjectionConfig",
-    "QueryTemperatureConfig",
-    "ValueResidualConfig",
-    "__version__",
-    "attention_modules",
-    "build_method",
-    "check",
-    "count_added",
-    "export_patch",
-    "fast_matmul",
-    "find_sites",
-    "fold",
-    "load_base",
-    "load_patch",
-    "load_results",
-    "load_tokenizer",
-    "match_lora_rank",
-    "method",
-    "patch",
-    "patch_summary",
-    "register_family",
-    "save_patch",
-    "scale_patch",
-    "sized",
-    "unpatch",
-]
-
-__getattr__ = lazy_names(__name__, _HOMES)
+__all__ = sorted(["HfpatchError", "__version__", *(name for names in _NAMES.values() for name in names)])
+__getattr__ = lazy_names(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

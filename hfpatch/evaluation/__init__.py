@@ -9,44 +9,32 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hfpatch.results.parts import Comparison, TaskResult
+from hfpatch.results.parts import Comparison as Comparison
+from hfpatch.results.parts import TaskResult as TaskResult
 from hfpatch.support.lazy import lazy_names, needing_lab
 
 if TYPE_CHECKING:
-    from hfpatch.evaluation.again import compare_again
-    from hfpatch.evaluation.comparison import check_comparable, compare
-    from hfpatch.evaluation.known_scores import check_known_scores
-    from hfpatch.evaluation.model import HfpatchLM
-    from hfpatch.evaluation.reading import Records
-    from hfpatch.evaluation.run import Storage, all_aggregations, evaluate
-    from hfpatch.evaluation.selection import select
-    from hfpatch.evaluation.tasks import load_tasks
+    from hfpatch.evaluation.again import compare_again as compare_again
+    from hfpatch.evaluation.comparison import check_comparable as check_comparable
+    from hfpatch.evaluation.comparison import compare as compare
+    from hfpatch.evaluation.known_scores import check_known_scores as check_known_scores
+    from hfpatch.evaluation.model import HfpatchLM as HfpatchLM
+    from hfpatch.evaluation.reading import Records as Records
+    from hfpatch.evaluation.run import Storage as Storage
+    from hfpatch.evaluation.run import all_aggregations as all_aggregations
+    from hfpatch.evaluation.run import evaluate as evaluate
+    from hfpatch.evaluation.selection import select as select
+    from hfpatch.evaluation.tasks import load_tasks as load_tasks
 
-__all__ = [
-    "Comparison",
-    "HfpatchLM",
-    "Records",
-    "Storage",
-    "TaskResult",
-    "all_aggregations",
-    "check_comparable",
-    "check_known_scores",
-    "compare",
-    "compare_again",
-    "evaluate",
-    "load_tasks",
-    "select",
-]
-
-_HOMES = {
-    "HfpatchLM": "model",
-    "Records": "reading",
-    "check_known_scores": "known_scores",
-    "compare_again": "again",
-    "load_tasks": "tasks",
-    "select": "selection",
-    **dict.fromkeys(("Storage", "all_aggregations", "evaluate"), "run"),
-    **dict.fromkeys(("check_comparable", "compare"), "comparison"),
+_NAMES = {
+    "again": ["compare_again"],
+    "comparison": ["check_comparable", "compare"],
+    "known_scores": ["check_known_scores"],
+    "model": ["HfpatchLM"],
+    "reading": ["Records"],
+    "run": ["Storage", "all_aggregations", "evaluate"],
+    "selection": ["select"],
+    "tasks": ["load_tasks"],
 }
 
 with needing_lab():
@@ -55,4 +43,5 @@ with needing_lab():
 if "hfpatch" not in model_registry:
     model_registry.register("hfpatch", target="hfpatch.evaluation.model:HfpatchLM")
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__all__ = sorted(["Comparison", "TaskResult", *(name for names in _NAMES.values() for name in names)])
+__getattr__ = lazy_names(__name__, _NAMES)

@@ -10,7 +10,4 @@ if TYPE_CHECKING:
     from hfpatch.reporting.report import Report, default_out, write_joint_report, write_report
 
 __all__ = ["Report", "default_out", "write_joint_report", "write_report"]
-
-_HOMES = {"Report": "report", "default_out": "report", "write_joint_report": "report", "write_report": "report"}
-
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__ = lazy_names(__name__, {"report": __all__})

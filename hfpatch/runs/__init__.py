@@ -7,40 +7,28 @@ from typing import TYPE_CHECKING
 from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hfpatch.runs.checking import check
-    from hfpatch.runs.comparison import compare, train
-    from hfpatch.runs.corpus import tokenize
-    from hfpatch.runs.evaluation import evaluate
-    from hfpatch.runs.forecasting import forecast
-    from hfpatch.runs.inspection import inspect
-    from hfpatch.runs.pretraining import pretrain
-    from hfpatch.runs.previewing import preview
-    from hfpatch.runs.progress import Progress
+    from hfpatch.runs.checking import check as check
+    from hfpatch.runs.comparison import compare as compare
+    from hfpatch.runs.comparison import train as train
+    from hfpatch.runs.corpus import tokenize as tokenize
+    from hfpatch.runs.evaluation import evaluate as evaluate
+    from hfpatch.runs.forecasting import forecast as forecast
+    from hfpatch.runs.inspection import inspect as inspect
+    from hfpatch.runs.pretraining import pretrain as pretrain
+    from hfpatch.runs.previewing import preview as preview
+    from hfpatch.runs.progress import Progress as Progress
 
-__all__ = [
-    "Progress",
-    "check",
-    "compare",
-    "evaluate",
-    "forecast",
-    "inspect",
-    "pretrain",
-    "preview",
-    "tokenize",
-    "train",
-]
-
-_HOMES = {
-    "Progress": "progress",
-    "check": "checking",
-    "compare": "comparison",
-    "evaluate": "evaluation",
-    "forecast": "forecasting",
-    "inspect": "inspection",
-    "pretrain": "pretraining",
-    "preview": "previewing",
-    "tokenize": "corpus",
-    "train": "comparison",
+_NAMES = {
+    "checking": ["check"],
+    "comparison": ["compare", "train"],
+    "corpus": ["tokenize"],
+    "evaluation": ["evaluate"],
+    "forecasting": ["forecast"],
+    "inspection": ["inspect"],
+    "pretraining": ["pretrain"],
+    "previewing": ["preview"],
+    "progress": ["Progress"],
 }
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__all__ = sorted(name for names in _NAMES.values() for name in names)
+__getattr__ = lazy_names(__name__, _NAMES)

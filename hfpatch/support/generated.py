@@ -167,9 +167,9 @@ def _read(module: str) -> _Source:
                 elif _is_module(home, alias.name):
                     source.outside[name] = (f"import {home}.{alias.name}", "")  # which is refused where it is used
                 else:
-                    lazy = importlib.import_module(home)._HOMES if home == "hfpatch" else None
-                    origin = home if lazy is None else f"hfpatch.{lazy.get(alias.name, 'errors')}"
-                    source.inside[name] = (origin, alias.name)
+                    modules = importlib.import_module(home)._NAMES if home == "hfpatch" else {}
+                    inner = next((inner for inner, names in modules.items() if alias.name in names), "errors")
+                    source.inside[name] = (f"{home}.{inner}" if modules else home, alias.name)
                     if name != alias.name:
                         source.definitions[name] = f"{name} = {alias.name}"
         else:  # the docstring of a constant belongs to the definition before it

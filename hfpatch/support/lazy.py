@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -34,8 +34,12 @@ def needing_lab() -> Iterator[None]:
         raise MissingLabError(f"this needs {package}, which is not installed; pip install 'hfpatch[lab]'") from None
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package; ``homes`` has the module of each public name, below the package."""
+def lazy_names(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package with the public ``names`` of each of its modules.
+
+    For type checkers the package imports them ``as`` themselves, which marks them as public without a third list.
+    """
+    homes = {name: module for module, public in names.items() for name in public}
 
     def getattr_(name: str) -> Any:
         if name not in homes:

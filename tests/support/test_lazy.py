@@ -66,7 +66,7 @@ def test_garbage_is_not_collected_during_an_import_and_is_afterwards(tmp_path, m
     (package / "__init__.py").touch()
     (package / "home.py").write_text(f"import gc\nenabled = gc.isenabled()\nassert not {fails}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    get = lazy.lazy_names("lazily", {"enabled": "home"})
+    get = lazy.lazy_names("lazily", {"home": ["enabled"]})
     assert gc.isenabled()
     if fails:
         with pytest.raises(AssertionError):
