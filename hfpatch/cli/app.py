@@ -227,6 +227,7 @@ def inspect(
     revision: options.Revision = None,
     dtype: options.DtypeOption = "float32",
     trust_remote_code: options.TrustRemoteCode = False,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Show what a model's attention does: where it is, the Q-K relation of every head, and what a patch changes.
 
@@ -234,14 +235,18 @@ def inspect(
     """
     if out is not None and not as_html:
         raise HfpatchError(f"--out {out}: is the file of the page; add --html, or leave it out")
-    if allow_other_base and patch is None:
-        raise HfpatchError("--allow-other-base: there is no patch; give --patch DIR")
+    for option, value in {"--allow-other-base": allow_other_base, "--trust-code": trust_code}.items():
+        if value and patch is None:
+            raise HfpatchError(f"{option}: there is no patch; give --patch DIR")
     if data_dir is not None and text is None:
         raise HfpatchError(f"--data-dir {data_dir}: is for hub data sets; name one as --text, or leave it out")
     base = model_settings(model, revision, dtype, trust_remote_code, gguf_file=gguf_file)
     quiet_libraries()
     from hfpatch.runs import inspect as run_inspect
+    from hfpatch.surgery.folder import import_methods
 
+    if patch is not None and trust_code:
+        import_methods(patch)
     inspection = run_inspect(
         base,
         patch,
@@ -390,6 +395,7 @@ def export(
     dtype: Annotated[str, typer.Option(help="The dtype of the base: float32, bfloat16 or float16.")] = "float32",
     scale: Annotated[float, typer.Option(help="Multiply the change of the patch: 0 is the base, 1 the patch.")] = 1.0,
     allow_other_base: options.AllowOtherBase = False,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Write a base and its patch as one Hugging Face folder that needs neither hfpatch nor PEFT.
 
@@ -401,7 +407,10 @@ def export(
         raise HfpatchError(f"--gguf-file {gguf_file}: needs --model, its repository or folder")
     quiet_libraries()
     from hfpatch.export import export_patch
+    from hfpatch.surgery.folder import import_methods
 
+    if trust_code:
+        import_methods(patch)
     written = export_patch(
         patch,
         out or Path(f"{patch if patch.name else patch.resolve()}-standalone"),  # "." has no name

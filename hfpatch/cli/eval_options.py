@@ -148,6 +148,7 @@ class EvalOptions:
         ),
     ] = False
     trust_remote_code: options.TrustRemoteCode = False
+    trust_code: options.TrustCode = False
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=_OUTPUT)] = (
         False
     )

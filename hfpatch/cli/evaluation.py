@@ -52,7 +52,7 @@ def read_models(given: EvalOptions, more: dict[str, Any]) -> list[ModelSettings]
     if not named:
         raise HfpatchError("--model: missing; give a hub id or a folder")
     of_patches = {"--baseline": given.baseline, "--scale": given.scale != "1"}
-    of_patches |= {"--allow-other-base": given.allow_other_base}
+    of_patches |= {"--allow-other-base": given.allow_other_base, "--trust-code": given.trust_code}
     for option in [option for option, value in {"--patch": given.patch, **of_patches}.items() if value]:
         if len(named) > 1:
             raise HfpatchError(
@@ -206,6 +206,10 @@ def evaluate(given: EvalOptions) -> None:
         placement.check(ranks.count)
         from hfpatch.cli.progress import choose_progress
         from hfpatch.runs import evaluate as run_evaluate
+        from hfpatch.surgery.folder import import_methods
+
+        for patch in (given.patch or []) if given.trust_code else []:
+            import_methods(patch)
     answers = cache_folder("answers")
     kept = answers if given.cache and given.output is None and is_writable(answers, "the answers") else None
     folder = given.output or kept

@@ -63,7 +63,9 @@ TrustRemoteCode = Annotated[
 
 TrustCode = Annotated[
     bool,
-    typer.Option("--trust-code", help="Run code outside the installed packages that the recipe names; read it first."),
+    typer.Option(
+        "--trust-code", help="Run code outside the installed packages that the recipe or patch names; read it first."
+    ),
 ]
 
 AllowOtherBase = Annotated[

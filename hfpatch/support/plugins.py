@@ -11,6 +11,7 @@ import sysconfig
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -41,23 +42,32 @@ def named_object(reference: str) -> Any:
         HfpatchError: if there is no such module or name, or the module cannot be imported.
     """
     module_name, _, name = reference.partition(":")
+    module = named_module(module_name, reference)
+    if not hasattr(module, name):
+        defined = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
+        raise HfpatchError(f"{reference}: {module.__file__} defines no {name!r}{nearest(name, defined)}")
+    return getattr(module, name)
+
+
+def named_module(module_name: str, where: str) -> ModuleType:
+    """Import a module by its name; modules of the working directory are found first.
+
+    Raises:
+        HfpatchError: if there is no such module, or it cannot be imported; the message begins with ``where``.
+    """
     folder = str(Path.cwd())
     if not is_installed(module_name) and sys.path[:1] not in ([folder], [""]):
         sys.path.insert(0, folder)  # it stays: the module may import its neighbours later
     importlib.invalidate_caches()
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except Exception as error:  # whatever the module raises
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             hint = nearest(module_name, [path.stem for path in Path().glob("*.py")])
             raise HfpatchError(
-                f"{reference}: no module {module_name!r} in {folder} or among the installed packages{hint}"
+                f"{where}: no module {module_name!r} in {folder} or among the installed packages{hint}"
             ) from None
-        raise HfpatchError(f"{reference}: the module cannot be imported: {one_line(error)}") from error
-    if not hasattr(module, name):
-        defined = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
-        raise HfpatchError(f"{reference}: {module.__file__} defines no {name!r}{nearest(name, defined)}")
-    return getattr(module, name)
+        raise HfpatchError(f"{where}: the module cannot be imported: {one_line(error)}") from error
 
 
 def is_installed(module: str) -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.support.files import atomic_directory, read_json
+from hfpatch.support.plugins import named_module
 from hfpatch.surgery.bases import difference
 from hfpatch.surgery.manifest import CONFIG, MANIFEST, Adapter, read_manifest, refuse_a_run
 from hfpatch.surgery.part_files import (
@@ -144,6 +145,18 @@ def load_patch(
     return model
 
 
+def import_methods(directory: Path) -> None:
+    """Import the modules that define a patch's methods: code that comes with no package, which the user trusts.
+
+    Raises:
+        HfpatchError: if a module is not there, or cannot be imported.
+    """
+    if (directory / MANIFEST).is_file():  # a PEFT adapter does not say where its method is
+        for part in read_manifest(directory / MANIFEST).adapters:
+            if part.module:
+                named_module(part.module, f"{directory / MANIFEST}")
+
+
 def _read_config(folder: Path, part: Adapter | None = None) -> PeftConfig:
     """Read the configuration of an adapter, which must be of the method that the manifest names for ``part``."""
     if not (folder / CONFIG).is_file():
@@ -154,10 +167,12 @@ def _read_config(folder: Path, part: Adapter | None = None) -> PeftConfig:
         raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration (no peft_type)")
     require_loaded(kind.lower())
     if kind not in KNOWN:
-        where = f"import {part.module}" if part and part.module else "import the module that defines it"
+        where = "import the module that defines it first"
+        if part and part.module:
+            where = f"import {part.module} first or, of commands, add --trust-code"
         raise HfpatchError(
-            f"{folder / CONFIG}: of method {kind.lower()!r}, which neither PEFT nor hfpatch has; {where} first, or "
-            "install its package"
+            f"{folder / CONFIG}: of method {kind.lower()!r}, which neither PEFT nor hfpatch has; install its package, "
+            f"{where}"
         )
     try:
         options = {key: values[key] for key in inspect.signature(KNOWN[kind]).parameters if key in values}

@@ -11,6 +11,7 @@ import pytest
 from cli.conftest import refused
 from own_methods import forgotten
 
+import hfpatch
 from hfpatch.__main__ import main
 from hfpatch.cli.creating import PLACES
 from hfpatch.promises import run
@@ -57,6 +58,26 @@ def test_the_files_pass_as_they_are(name, tmp_path, monkeypatch, capsys):
     sys.modules.pop(name)
     with pytest.raises(AssertionError):  # another formula than the test's
         runpy.run_path(f"test_{name}.py")["test_formula"]()
+
+
+def test_commands_import_the_methods_of_a_patch_when_they_are_trusted(capsys):
+    """A process that has not imported the user's file refuses the patch, and runs the file only when told."""
+    assert main(["new-method", "one_place"]) == 0
+    model = hfpatch.load_base("tinyworld/gpt2").model
+    with forgotten():
+        hfpatch.patch(model, importlib.import_module("one_place").OnePlace())
+        hfpatch.save_patch(model, "patch")
+    del sys.modules["one_place"]
+    of_a_patch = ["--model", "tinyworld/gpt2", "--patch", "patch", "--tasks", "tinyworld_cloze", "--limit", "2"]
+    for command in (["export", "patch"], ["eval", *of_a_patch], ["inspect", "tinyworld/gpt2", "--patch", "patch"]):
+        with forgotten():
+            line = refused(capsys, *command)
+            assert line.endswith("install its package, import one_place first or, of commands, add --trust-code")
+            assert "one_place" not in sys.modules
+            assert main([*command, "--trust-code"]) == 0
+            del sys.modules["one_place"]
+    Path("one_place.py").unlink()
+    assert "patch.json: no module 'one_place' in" in refused(capsys, "export", "patch", "--out", "x", "--trust-code")
 
 
 def test_the_stream_may_have_another_width_than_what_enters_the_attention():
