@@ -20,6 +20,7 @@ from hfpatch.export.write import write_model
 from hfpatch.surgery.budget import attention_modules
 
 FAMILIES = ["gpt_neox", "gpt2", "llama", "gemma2"]
+RARER = [pytest.param(case, marks=pytest.mark.slow) for case in FAMILIES[2:]]
 
 
 class OtherLinear(nn.Module):
@@ -130,6 +131,7 @@ def test_attention_is_the_one_of_the_interface_and_gets_what_is_passed(tower, mo
     assert calls == [(0, instances), (1, instances)]
 
 
+@pytest.mark.parametrize("folder", [*FAMILIES[:2], *RARER], indirect=True)
 def test_it_compiles_into_one_graph(tower):
     expected = hidden(tower)
     torch.compiler.reset()
