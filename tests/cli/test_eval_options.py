@@ -2,9 +2,11 @@
 
 import argparse
 from dataclasses import fields
+from functools import partial
 
 import pytest
 from cli.conftest import refused
+from lm_eval.tasks import TaskManager
 
 from hfpatch.__main__ import main
 from hfpatch.cli.eval_options import EvalOptions
@@ -106,6 +108,7 @@ def test_every_option_of_lm_eval_is_taken_or_named(capsys):
     ]
 
 
-def test_an_unknown_task_of_lm_eval_is_one_line(capsys, tmp_path):
+def test_an_unknown_task_of_lm_eval_is_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))  # which take seconds
     unknown = ["--tasks", "lambda_openai", "--include_path", tmp_path]
     assert "Tasks not found: lambda_openai" in refused(capsys, "lm_eval", "--model", "hfpatch", *unknown)
