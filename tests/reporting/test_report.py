@@ -39,23 +39,35 @@ def test_every_file_is_written_and_nothing_else(run_dir):
             ElementTree.parse(path)
 
 
-@pytest.mark.parametrize("kind", ["comparison", "study"])
-def test_the_same_results_give_the_same_bytes_in_another_process_and_under_the_users_settings(kind, run_dir, tmp_path):
+WRITE = """
+import sys
+from pathlib import Path
+from hfpatch.reporting import write_report
+for run in sys.argv[1:]:
+    write_report(Path(run))
+"""
+
+
+def test_the_same_results_give_the_same_bytes_in_another_process_and_under_the_users_settings(run_dir, tmp_path):
+    """Of a comparison and of a study."""
     import matplotlib as mpl
 
-    if kind == "study":
-        run_dir = write_study(tmp_path / "study")
-    report = write_report(run_dir)
-    first = {path.name: path.read_bytes() for path in report.paths}
-    other = shutil.copytree(run_dir, tmp_path / "elsewhere")
-    code = f"from pathlib import Path; from hfpatch.reporting import write_report; write_report(Path({str(other)!r}))"
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"})
-    second = {path.name: path.read_bytes() for path in (other / p.relative_to(run_dir) for p in report.paths)}
-    assert first == second
+    def written_in(run):
+        return {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    runs = [run_dir, write_study(tmp_path / "study")]
+    others = [shutil.copytree(run, tmp_path / f"other-{run.name}") for run in runs]
+    for run in runs:
+        write_report(run)
+    first = [written_in(run) for run in runs]
+    command = [sys.executable, "-c", WRITE, *map(str, others)]
+    subprocess.run(command, check=True, env={"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"})
+    assert [written_in(run) for run in others] == first
     with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "text.usetex": True}):
-        third = {path.name: path.read_bytes() for path in write_report(run_dir).paths}
+        for run in runs:
+            write_report(run)
         assert mpl.rcParams["font.size"] == 30
-    assert first == third
+    assert [written_in(run) for run in runs] == first
 
 
 def test_figures_are_pdfs_too_when_asked_and_never_older_than_their_svgs(run_dir, raw):
