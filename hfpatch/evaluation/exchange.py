@@ -2,22 +2,26 @@
 
 Each method has gains over the base at several parameter counts n, from the same documents and seeds. Its frontier
 g(x), x = log n, is Fritsch and Carlson's monotone cubic interpolation (PCHIP) of the gains after isotonic regression:
-gains do not fall as n grows. With x(γ) its inverse, the exchange rate of a method over a reference is
+gains do not fall as n grows. With x(γ) its inverse, the least x with the gain γ, the exchange rate of a method over a
+reference is
 
     ρ = exp( mean over γ of  x_method(γ) - x_reference(γ) ),
 
 the mean over the gains γ that both frontiers reach, from the larger of their lowest to the smaller of their highest. A
 method of one size is a point; γ is its gain then. Nothing is extrapolated.
 
-The 95 % interval is that of log ρ: with the standard errors over documents and over seeds, each from a bootstrap,
+The 95 % interval is that of log ρ,
 
     log ρ ± sqrt( (t(0.975, D - 1) · error_documents)² + (t(0.975, S - 1) · error_seeds)² ),
 
-as for all differences (:class:`hfpatch.evaluation.stats.Estimate`). Documents, or whole groups of them, are drawn
-with replacement, the same ones for all methods and seeds. Seeds are drawn in the same way; their error is multiplied
-by sqrt(S / (S - 1)), which corrects the bootstrap of a small sample. There is no rate, but a reason, where the
-frontiers reach no common gain, in the data or in more than 5 % of the draws, or where the ends of the interval are
-further apart than the smallest and the largest size of either.
+as for all differences (:class:`hfpatch.evaluation.stats.Estimate`), with the errors of the jackknife: one document (or
+group of them), or one seed, is left out at a time, of all methods (:func:`hfpatch.evaluation.stats.jackknife`). There
+is no rate, but a reason, where the frontiers reach no common gain; where the overlap of their gains,
+
+    min(highest_method - lowest_reference, highest_reference - lowest_method),
+
+is not above 0 by a one-sided test at 5 % with its errors, or gone without one document or seed; or where the ends of
+the interval are further apart than the smallest and the largest size of either.
 
 A rate that is not known is censored: where a method with n parameters gains less than the reference with m, it needs
 more than n/m times the reference's for that gain, and where it gains more, fewer. The bounds are the largest ratio of
@@ -27,7 +31,6 @@ a pair that gains less and the smallest of one that gains more, by paired tests 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +42,7 @@ from hfpatch.evaluation.clusters import Groups, group_sums
 from hfpatch.evaluation.dependence import Neighbours
 from hfpatch.evaluation.metrics import Array
 from hfpatch.evaluation.reading import Records
-from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part, over_documents, over_seeds
+from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, jackknife, over_documents, over_seeds
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.pairs import is_lora
 from hfpatch.results.comparison import ComparisonResults
@@ -47,9 +50,7 @@ from hfpatch.results.decision import ALPHA
 from hfpatch.results.frontier import Exchange, Frontier, FrontierLine
 from hfpatch.results.parts import TaskResult
 
-RESAMPLES = 999  # of which a standard error is known to 2 %
-_MISSED = 0.05  # of the draws, without a common gain
-_GRID, _LEVELS = 128, 128  # points of a curve, and levels of gain: finer ones change less than the draws' error
+_GRID, _LEVELS = 128, 128  # points of a curve, and levels of gain: finer ones change a rate by less than 0.1 %
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,12 @@ def exchange_rate(method: Sizes, reference: Sizes, weights: Array, groups: Group
         weights: of the documents, (documents,); the gain at a size is ``Σ gains / Σ weights``.
         groups: of the documents, if they come in groups.
     """
-    both, units = np.concatenate([method.gains, reference.gains]), weights  # documents, or groups of them
 
     def unknown(why: str) -> Exchange:
         more, less = bounds(method, reference, weights, groups)
         return Exchange(why=why, more_than=more, less_than=less)
 
+    both, units = np.concatenate([method.gains, reference.gains]), weights  # documents, or groups of them
     if groups is not None:
         both = np.stack([[group_sums(one, groups) for one in seeds] for seeds in both])
         units = group_sums(weights, groups)
@@ -88,43 +89,37 @@ def exchange_rate(method: Sizes, reference: Sizes, weights: Array, groups: Group
         return Exchange(why="too few documents")
     logs = np.log(method.parameters), np.log(reference.parameters)
 
-    def rates(gains: Array) -> tuple[Array, Array, Array]:
-        """Return log ρ (draws,), NaN where there is no common gain, and the common gains' lowest and highest."""
+    def measure(gains: Array) -> tuple[Array, Array, Array, Array]:
+        """Return log ρ, NaN without a common gain, the overlap, and the common gains' ends, of gains (rows, sizes)."""
         (x, ours), (other_x, theirs) = frontier(logs[0], gains[:, :sizes]), frontier(logs[1], gains[:, sizes:])
         lowest, highest = np.maximum(ours[:, 0], theirs[:, 0]), np.minimum(ours[:, -1], theirs[:, -1])
         areas = np.full(len(gains), np.nan)
         shares = (np.arange(_LEVELS) + 0.5) / _LEVELS
-        for draw in np.flatnonzero(lowest <= highest):
-            levels = lowest[draw] + (highest[draw] - lowest[draw]) * shares
-            areas[draw] = np.mean(np.interp(levels, ours[draw], x) - np.interp(levels, theirs[draw], other_x))
-        return areas, lowest, highest
+        for row in np.flatnonzero(lowest <= highest):
+            levels = lowest[row] + (highest[row] - lowest[row]) * shares
+            areas[row] = np.mean(_least(x, ours[row], levels) - _least(other_x, theirs[row], levels))
+        return areas, np.minimum(ours[:, -1] - theirs[:, 0], theirs[:, -1] - ours[:, 0]), lowest, highest
 
-    by_seed = both.sum(axis=2).T / units.sum()
-    value, lowest, highest = (float(row[0]) for row in rates(by_seed.mean(axis=0)[None]))
+    by_seed, by_document = both.sum(axis=2).T / units.sum(), both.mean(axis=1).T
+    value, overlap, lowest, highest = (float(row[0]) for row in measure(by_seed.mean(axis=0)[None]))
     if math.isnan(value):
         return unknown("they reach no common gain")
-    drawn = np.random.default_rng(0).multinomial(documents, np.full(documents, 1 / documents), size=RESAMPLES)
-    of_documents = rates(drawn @ both.mean(axis=1).T / (drawn @ units)[:, None])[0]
-    draws = [(of_documents, documents, 1.0)]
+    left_out = [measure((by_document.sum(axis=0) - by_document) / (units.sum() - units)[:, None])]
     if seeds > 1:
-        if seeds**seeds <= RESAMPLES:  # all ways to draw them
-            chosen = np.array(list(itertools.product(range(seeds), repeat=seeds)))
-        else:
-            chosen = np.random.default_rng(0).integers(0, seeds, size=(RESAMPLES, seeds))
-        of_seeds = rates(by_seed[chosen].mean(axis=1))[0]
-        draws.append((of_seeds, seeds, math.sqrt(seeds / (seeds - 1))))
-    if any(np.isnan(drawn_rates).mean() > _MISSED for drawn_rates, _, _ in draws):
+        left_out.append(measure((by_seed.sum(axis=0) - by_seed) / (seeds - 1)))
+    overlaps = Estimate(overlap, tuple(jackknife(without - overlap) for _, without, *_ in left_out))
+    if overlaps.reach(2 * ALPHA) > overlap or any(np.isnan(without).any() for without, *_ in left_out):
         return unknown("whether they reach a common gain is not certain")
-    parts = []
-    for drawn_rates, count, correction in draws:
-        reached = drawn_rates[~np.isnan(drawn_rates)]
-        error = float(reached.std()) if len(reached) > 1 else math.inf
-        parts.append(Part(error * correction, count - 1))
-    low, high = Estimate(value, tuple(parts)).interval
+    low, high = Estimate(value, tuple(jackknife(without - value) for without, *_ in left_out)).interval
     if high - low > max(log[-1] - log[0] for log in logs):
         return unknown("the interval is wider than the sizes are apart")
     ends = {"rate": value, "low": low, "high": high}
     return Exchange(**{name: math.exp(log) for name, log in ends.items()}, lowest=lowest, highest=highest)
+
+
+def _least(x: Array, gains: Array, levels: Array) -> Array:
+    """Return the least x at which a rising curve has each level; `numpy.interp` returns the largest."""
+    return np.interp(-levels, -gains[::-1], x[::-1])
 
 
 def bounds(method: Sizes, reference: Sizes, weights: Array, groups: Groups | None) -> tuple[float | None, float | None]:
@@ -233,7 +228,7 @@ def monotone(gains: Array) -> Array:
 
 
 def frontier(log_parameters: Array, gains: Array) -> tuple[Array, Array]:
-    """Return the interpolated frontiers: x (points,) and g (draws, points), from gains (draws, sizes)."""
+    """Return the interpolated frontiers: x (points,) and g (rows, points), from gains (rows, sizes)."""
     rising = monotone(gains)
     if len(log_parameters) < 2:
         return log_parameters, rising

@@ -104,8 +104,13 @@ def over_documents(differences: Array, weights: Array, *, shares: bool = False, 
         changed = differences[differences != 0]
         size = max(1.0, float(np.sqrt((changed**2).mean()))) if len(changed) else 1.0
         differences, weights = np.append(differences, [size, -size]), np.append(weights, [size, size])
-    count, total = len(differences), weights.sum()
-    left_out = (differences - differences.sum() / total * weights) / (total - weights)
+    total = weights.sum()
+    return jackknife((differences - differences.sum() / total * weights) / (total - weights))
+
+
+def jackknife(left_out: Array) -> Part:
+    """Return the part of n units from what leaving out each of them changes, (n,): ``sqrt((n - 1)/n · Σ change²)``."""
+    count = len(left_out)
     return Part(float(np.sqrt((count - 1) / count * (left_out**2).sum())), count - 1)
 
 
