@@ -174,6 +174,6 @@ def test_a_saved_method_that_is_not_there_says_what_to_import(package, tmp_path,
     with forgotten():
         for registry in REGISTRIES[:3]:
             registry.pop("GAIN")
-        with pytest.raises(HfpatchError, match=r"of method 'gain', which .*; import their_methods first"):
+        with pytest.raises(HfpatchError, match=r"of method 'gain', which .*, import their_methods first"):
             hfpatch.load_patch(make_model("gpt2"), tmp_path / "patch")
     hfpatch.load_patch(make_model("gpt2"), tmp_path / "patch")
