@@ -4,7 +4,7 @@
 
 The body is pretrained on scikit-learn's digits 0 to 4 and frozen; each method trains its adapter and a new
 head on few images of 5 to 9. Ten seeds draw the training images, the head and the adapters, the same for every method.
-The differences of the paired accuracies have 95 % t intervals, whatever they say.
+The differences of the paired accuracies have 95 % t intervals.
 """
 
 import copy

@@ -2,8 +2,8 @@
 
     python examples/sentence_encoder.py
 
-The body stays frozen; `Trainer` trains the adapter and, by `task_type="SEQ_CLS"`, the head. What is saved loads
-to the same logits, bit for bit. Everything is made up here: the words, the sentences and the random body.
+The body stays frozen; `Trainer` trains the adapter and, because of `task_type="SEQ_CLS"`, the head. The saved adapter
+loads to the same logits, bit for bit. Words and sentences are artificial, the body is random.
 """
 
 import tempfile
