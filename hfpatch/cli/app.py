@@ -142,15 +142,11 @@ def report(
 
     Example: hfpatch report runs/quickstart
     """
-    from hfpatch.reporting import default_out, write_joint_report, write_report
+    from hfpatch.reporting import write_report
     from hfpatch.reporting.terminal import print_document
 
     names = None if methods is None else [name for name in map(str.strip, methods.split(",")) if name]
-    if len(run_dirs) == 1 and out is None and names is None:
-        written = write_report(run_dirs[0], pdf=True)
-    else:
-        target = out or default_out(run_dirs, names or ())
-        written = write_joint_report(run_dirs, target, pdf=True, methods=names)
+    written = write_report(run_dirs, out, pdf=True, methods=names)
     if len(run_dirs) == 1 and (out is None or names):
         print_document(written.document)
     print(f"report: {written.html}")

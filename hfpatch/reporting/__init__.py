@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hfpatch.reporting.report import Report, default_out, write_joint_report, write_report
+    from hfpatch.reporting.report import Report, write_report
 
-__all__ = ["Report", "default_out", "write_joint_report", "write_report"]
+__all__ = ["Report", "write_report"]
 __getattr__ = lazy_names(__name__, {"report": __all__})

@@ -68,66 +68,57 @@ def document_of(folder: Path) -> Document:
 
 
 def write_report(
-    run_dir: Path, out: Path | None = None, *, pdf: bool = False, methods: Sequence[str] | None = None
+    run_dirs: Path | Sequence[Path], out: Path | None = None, *, pdf: bool = False, methods: Sequence[str] | None = None
 ) -> Report:
-    """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/`` from the results in ``run_dir``.
+    """Write ``report.html``, ``report.md``, ``results.csv``, ``results.tex`` and ``figures/`` from results.
 
-    Of comparisons and evaluations also ``results.tex``, with tables for a paper. The same results give the same bytes.
-    The report of an incomplete run names what is missing. In place, the model cards of a comparison's patches are
-    written again with their results.
+    Several comparisons of the same frozen model on the same documents share the tables, others are reported side by
+    side. The same results give the same bytes. The report of an incomplete run names what is missing. In the folder of
+    a comparison, the model cards of its patches are written again with their results.
 
     Args:
-        run_dir: a folder written by ``hfpatch compare``, ``pretrain`` or ``eval --output``.
-        out: the folder of the report; None takes ``run_dir``.
+        run_dirs: a folder written by ``hfpatch compare``, ``pretrain`` or ``eval --output``; or several of comparisons,
+            or of evaluations.
+        out: the folder of the report; None takes that of the run, and of several or of some methods `default_out`.
         pdf: also write each figure as PDF; existing PDFs are always written again.
-        methods: the methods of a comparison to report, with the verdicts of the whole; None reports all.
+        methods: the methods of one comparison to report, with the verdicts of the whole; None reports all.
 
     Raises:
-        HfpatchError: if ``run_dir`` has no results that can be read or no such method, or ``out`` cannot be written.
+        HfpatchError: if a folder has no results that can be read or no such method, or is named twice, several are of
+            different kinds or studies, or ``out`` is another run's folder or cannot be written.
     """
-    results, folder = load_results(run_dir, None), out or run_dir
-    if methods is not None and not isinstance(results, ComparisonResults):
+    folders = [run_dirs] if isinstance(run_dirs, Path) else list(run_dirs)
+    run_dir, *others = folders
+    in_place = out is None and not others and methods is None
+    out = out or (run_dir if in_place else default_out(folders, methods or ()))
+    if not in_place and any((out / name).exists() for name in _RUN_FILES):
+        raise HfpatchError(f"{out}: is a run, whose own report would be lost; choose another --out")
+    if others and methods is not None:
+        raise HfpatchError(f"--methods chooses methods of one run, and there are {len(folders)}; report each by itself")
+    results = load_results(run_dir, None)
+    if methods is not None and isinstance(results, EvaluationResults):
         raise HfpatchError(f"{run_dir}: contains no comparison, so it has no methods to choose; leave out --methods")
     if isinstance(results, EvaluationResults):
-        return _write_evaluations({run_dir.name: results}, evaluation_document(results), folder)
+        return _write_evaluations(labels(folders), out)
+    if others:
+        return _write(out, *_joined(labels(folders)), pdf=pdf)
     material = read_material("", run_dir, results)
     if methods is not None:
         shown = material.results.only(methods)
         material = material.renamed(shown, {name: name for name in shown.methods})
         material = replace(material, sources={"": shown}, note=shown.warnings[0])
-    report = _write(folder, [material], (), pdf=pdf)
-    if out is None:
+    report = _write(out, [material], pdf=pdf)
+    if in_place:
         write_patch_cards(run_dir, results)
     return report
 
 
-def write_joint_report(
-    run_dirs: Sequence[Path], out: Path, *, pdf: bool = False, methods: Sequence[str] | None = None
-) -> Report:
-    """Write one report of several comparisons or evaluations, or of one folder of any kind, to ``out``.
-
-    Comparisons of the same frozen model on the same documents share the tables, others are reported side by side.
-
-    Raises:
-        HfpatchError: if one has no results, one is named twice, several are of different kinds or studies, ``out`` is a
-            run's own folder or cannot be written.
-    """
-    if any((out / name).exists() for name in _RUN_FILES):
-        raise HfpatchError(f"{out}: is a run, whose own report would be lost; choose another --out")
-    if len(run_dirs) == 1:
-        return write_report(run_dirs[0], out, pdf=pdf, methods=methods)
-    if methods is not None:
-        raise HfpatchError(
-            f"--methods chooses methods of one run, and there are {len(run_dirs)}; report each by itself"
-        )
-    if isinstance(load_results(run_dirs[0], None), EvaluationResults):
-        folders = labels(run_dirs)
-        sources = {label: load_results(path, "evaluation") for label, path in folders.items()}
-        return _write_evaluations(sources, joint_evaluation_document(sources, folders), out)
-    runs = [read_material(label, path, load_results(path)) for label, path in labels(run_dirs).items()]
+def _joined(folders: Mapping[str, Path]) -> tuple[list[RunData], Sequence[Check]]:
+    """Return comparisons by label, as one where they share the tables, and whether they agree in each respect."""
+    runs = [read_material(label, path, load_results(path)) for label, path in folders.items()]
     merged = merge({one.title: one.results for one in runs})
     if (union := merged.results) is None:
-        return _write(out, runs, merged.checks, pdf=pdf)
+        return runs, merged.checks
     # the runs as one, every method by its name in the union
     renamed = [one.renamed(union, merged.names[one.title]) for one in runs]
     documents: dict[str, dict[str, Mapping[str, str]]] = {}
@@ -136,11 +127,14 @@ def write_joint_report(
             documents[task] = {**documents.get(task, {}), **fields}
     samples = Samples(tuple(side for one in renamed for side in one.samples.sides), documents, ())
     unread = [f"{one.title}: {sentence}" for one in runs for sentence in one.unread]
-    joined = RunData("", union, samples, unread, {one.title: one.results for one in runs})
-    return _write(out, [joined], merged.checks, pdf=pdf)
+    return [RunData("", union, samples, unread, {one.title: one.results for one in runs})], merged.checks
 
 
-def _write_evaluations(sources: Mapping[str, EvaluationResults], document: Document, out: Path) -> Report:
+def _write_evaluations(folders: Mapping[str, Path], out: Path) -> Report:
+    """Write the report of evaluations by label."""
+    sources = {label: load_results(path, "evaluation") for label, path in folders.items()}
+    one, *others = sources.values()
+    document = joint_evaluation_document(sources, folders) if others else evaluation_document(one)
     table = score_table_of(sources)
     caption = " ".join(filter(None, (f"{document.title}.", table.caption)))
     tex = "\n".join(["% needs \\usepackage{booktabs}\n", latex(table, caption=caption)])
@@ -171,7 +165,7 @@ def labels(run_dirs: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(map(printable, names), run_dirs, strict=True))
 
 
-def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, pdf: bool) -> Report:
+def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check] = (), *, pdf: bool) -> Report:
     csv = results_csv({run.title: run.results for run in material})
     material = [run.labelled() for run in material]
     # the headline and the scores of each run, as tables with the meaning of their marks

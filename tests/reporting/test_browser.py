@@ -19,7 +19,7 @@ from reporting.study_example import write_study
 from reporting.ten_methods import ten_methods
 
 from hfpatch import load_results
-from hfpatch.reporting import write_joint_report, write_report
+from hfpatch.reporting import write_report
 from hfpatch.reporting.explorer.page import write_explorer
 from hfpatch.reporting.html import html
 from hfpatch.reporting.inspection.document import inspection_document
@@ -77,8 +77,8 @@ def pages(tmp_path_factory):
         "hostile": write_report(bad).html,
         "quickstart": write_report(root / "quickstart").html,
         "zoo": write_report(root / "results" / "zoo").html,
-        "joint": write_joint_report([run, other], root / "joint").html,
-        "side": write_joint_report([run, root / "quickstart"], root / "side").html,
+        "joint": write_report([run, other], root / "joint").html,
+        "side": write_report([run, root / "quickstart"], root / "side").html,
         "study": write_report(write_study(root / "study")).html,
         "inspection": inspected,
     }

@@ -10,7 +10,7 @@ from reporting.test_evaluation import cells
 
 from hfpatch import HfpatchError
 from hfpatch.__main__ import main
-from hfpatch.reporting import write_joint_report
+from hfpatch.reporting import write_report
 from hfpatch.reporting.evaluation import joint_evaluation_document, score_table_of
 from hfpatch.reporting.explorer.entries import entries
 from hfpatch.reporting.facts import evaluation_text
@@ -113,7 +113,7 @@ def test_the_files_of_a_joint_report(evaluated, alone, tmp_path, capsys):
         (folder / "results.json").write_text(json.dumps(results.to_json()))
     assert main(["report", *map(str, folders), "--out", str(tmp_path / "both")]) == 0
     assert capsys.readouterr().out == f"report: {tmp_path / 'both' / 'report.html'}\n"
-    written = write_joint_report(folders, tmp_path / "both")
+    written = write_report(folders, tmp_path / "both")
     rows = read_csv(written.csv.read_text())
     assert [(row["evaluation"], row["model"], row["task"]) for row in rows if row["metric"] == "acc"] == [
         ("first", "base", "cloze"), ("first", "one", "cloze"), ("second", "base", "both"), ("second", "base", "cloze"),
@@ -128,7 +128,7 @@ def test_the_files_of_a_joint_report(evaluated, alone, tmp_path, capsys):
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))  # a section and its table with one id break the page's links
     assert {"scores", "run1-results", "run2-results"} <= set(ids)
-    alone_written = write_joint_report(folders[1:], tmp_path / "one")
+    alone_written = write_report(folders[1:], tmp_path / "one")
     assert "small/llama" in alone_written.tex.read_text()
 
 
@@ -138,7 +138,7 @@ def test_evaluations_and_comparisons_have_no_joint_report(evaluated, tmp_path):
         (tmp_path / name / "results.json").write_text(json.dumps(results))
     for order in (("one", "two"), ("two", "one")):
         with pytest.raises(HfpatchError, match=r"results of hfpatch (compare or pretrain|eval), not of hfpatch"):
-            write_joint_report([tmp_path / name for name in order], tmp_path / "out")
+            write_report([tmp_path / name for name in order], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

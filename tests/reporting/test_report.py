@@ -12,7 +12,7 @@ from reporting.conftest import with_pairs
 from reporting.study_example import write_study
 
 from hfpatch.errors import HfpatchError
-from hfpatch.reporting import write_joint_report, write_report
+from hfpatch.reporting import write_report
 from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.reporting.report import document_of
 from hfpatch.results.folder import load_results
@@ -107,7 +107,7 @@ def test_an_incomplete_run_is_reported_as_far_as_it_got(run_dir, raw, build):
 def test_a_report_of_some_methods_has_the_verdicts_of_the_whole(run_dir, raw, tmp_path):
     whole, some = load_results(run_dir), load_results(run_dir).only(["lora"])
     out = tmp_path / "some"
-    report = write_joint_report([run_dir], out, methods=["lora"])
+    report = write_report([run_dir], out, methods=["lora"])
     assert list(some.methods) == ["baseline", "lora"]
     assert some.comparisons == [
         one for one in whole.comparisons if one.method == "lora" and one.reference == "baseline"
@@ -119,9 +119,9 @@ def test_a_report_of_some_methods_has_the_verdicts_of_the_whole(run_dir, raw, tm
     assert not (run_dir / "report.html").exists()
     assert report.tex.read_text().count("Shown are 1 of") == 2
     with pytest.raises(HfpatchError, match=r"no method 'loar' in .* \(did you mean 'lora'"):
-        write_joint_report([run_dir], out, methods=["loar"])
+        write_report([run_dir], out, methods=["loar"])
     with pytest.raises(HfpatchError, match="there are 2; report each by itself"):
-        write_joint_report([run_dir, run_dir], out, methods=["lora"])
+        write_report([run_dir, run_dir], out, methods=["lora"])
 
 
 def test_labels_are_shown_and_are_no_keys(run_dir, raw):

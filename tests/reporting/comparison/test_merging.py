@@ -5,8 +5,9 @@ import pytest
 from reporting.conftest import example, tuned_example, write_run
 
 from hfpatch.errors import HfpatchError
-from hfpatch.reporting import default_out, write_joint_report
+from hfpatch.reporting import write_report
 from hfpatch.reporting.comparison.merging import merge
+from hfpatch.reporting.report import default_out
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.folder import load_results
 from hfpatch.results.verdicts import LookTaken
@@ -104,7 +105,7 @@ def test_what_is_not_recorded_is_not_called_the_same(two):
 
 def test_a_joint_report_is_whole_and_touches_no_run(two, tmp_path):
     folders = two()
-    report = write_joint_report(folders, tmp_path / "joint")
+    report = write_report(folders, tmp_path / "joint")
     page, twin = report.html.read_text(), report.markdown.read_text()
     for text in (page, twin):
         assert "lora (second)" in text.replace("<wbr>", "")
@@ -186,7 +187,7 @@ def test_losses_on_other_held_out_documents_share_no_column(two, digest, shared)
 
 
 def test_side_by_side_each_run_has_its_own_part(two, tmp_path):
-    report = write_joint_report(two(lambda raw: raw["model"].update(sha256="f" * 64)), tmp_path / "joint")
+    report = write_report(two(lambda raw: raw["model"].update(sha256="f" * 64)), tmp_path / "joint")
     page = report.html.read_text()
     assert page.count('<section id="run1-') == page.count('<section id="run2-') == 6
     assert page.index("cannot share a table") < page.index('id="run1-headline"') < page.index('id="run2-headline"')
@@ -197,15 +198,15 @@ def test_side_by_side_each_run_has_its_own_part(two, tmp_path):
 
 def test_labels_are_the_shortest_ends_that_differ_as_are_folders(tmp_path):
     folders = [write_run(tmp_path / name / "run", example()) for name in ("a", "b")]
-    assert "lora (a/run)" in write_joint_report(folders, tmp_path / "joint").markdown.read_text()
+    assert "lora (a/run)" in write_report(folders, tmp_path / "joint").markdown.read_text()
     assert default_out([tmp_path / "first-1", tmp_path / "a b<c>"]) == Path("runs/report-first-1+a_b_c_")
 
 
 def test_refusals(two, tmp_path):
     first, second = two()
     with pytest.raises(HfpatchError, match="named twice"):
-        write_joint_report([first, first], tmp_path / "joint")
+        write_report([first, first], tmp_path / "joint")
     with pytest.raises(HfpatchError, match="is a run"):
-        write_joint_report([first, second], first)
+        write_report([first, second], first)
     with pytest.raises(HfpatchError, match="no run here"):
-        write_joint_report([first, tmp_path], tmp_path / "joint")
+        write_report([first, tmp_path], tmp_path / "joint")
