@@ -88,8 +88,10 @@ def print_preview(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> No
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     complete = sum(step.unit.is_complete() for step in shown.steps)
-    optional = sum(step.optional for step in shown.steps)
-    extra = f", {optional} of them only if tuning needs other rates (not counted below)" if optional else ""
+    optional = [step.unit.action for step in shown.steps if step.optional]
+    reasons = {"tune": "tuning needs other rates", "train": "a look asks for more seeds"}
+    wanted = " or ".join(reason for action, reason in reasons.items() if action in optional)
+    extra = f", {len(optional)} of them only if {wanted} (not counted below)" if optional else ""
     print(f"{len(shown.steps)} units, {complete} of them complete{extra}")
     for devices in sorted({1, 2, 4, 8, shown.devices}):
         chosen = " <- as asked" * (devices == shown.devices)

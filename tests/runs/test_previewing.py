@@ -40,6 +40,9 @@ def test_the_time_on_many_devices_is_that_of_the_graph(tmp_path, monkeypatch, ca
     assert lines[-4] == "on 2 at a time: 31 s <- as asked"
     assert lines[-1] == "times: A few were measured; loading and saving are left out"
     assert [line.split("  ")[0] for line in lines if "3-10" in line] == ["11", "13", "15", "17"]
+    training = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": {"looks": [2, 3]}}
+    print_preview(small_recipe("tinyworld/gpt-neox", training=training), tmp_path / "out")
+    assert ", 4 of them only if a look asks for more seeds (not" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("duration", "steps"), [({"steps": 100}, 1), ({"epochs": 2}, 7)], ids=["steps", "epochs"])
