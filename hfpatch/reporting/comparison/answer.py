@@ -361,7 +361,10 @@ def _sizes(results: ComparisonResults, order: Sequence[str], controls: Mapping[s
 def _losses(results: ComparisonResults, order: Sequence[str]) -> list[_Column]:
     """Return of models from scratch the loss, and the share of the baseline's that is saved."""
     baseline, *variants = (results.by_seed(name, HELD_OUT, NATS_PER_TOKEN) for name in order)
-    losses = [decimal(fmean(scores.values()), 4) if scores else NOTHING for scores in (baseline, *variants)]
+    losses, counts = list[str](), {len(scores) for scores in (baseline, *variants) if scores}
+    for scores in (baseline, *variants):
+        seeds = f" ({len(scores)} seeds)" if len(counts) > 1 else ""  # means over other seeds do not compare
+        losses.append(f"{decimal(fmean(scores.values()), 4)}{seeds}" if scores else NOTHING)
     saved = [NOTHING]
     for variant in variants:  # over the seeds of both, as seeds differ by more than variants
         shared = variant.keys() & baseline.keys()

@@ -109,10 +109,11 @@ def test_seeds_that_no_look_asked_for_are_neither_missing_nor_in_an_improvement(
         del raw["methods"][name]["runs"]["2"]
     results = ComparisonResults.model_validate(raw)
     assert "no finished run" not in str(document_of(results))
-    of_two = [sum(LOSSES[name][:2]) for name in ("identity", "linear")]
-    assert rows_of(headline_table(results))["identity"][1] == f"{100 * (1 - of_two[0] / of_two[1]):.2f} %".replace(
-        "-", "−"
-    )
+    of_two, rows = [sum(LOSSES[name][:2]) for name in ("identity", "linear")], rows_of(headline_table(results))
+    assert rows["identity"][1] == f"{100 * (1 - of_two[0] / of_two[1]):.2f} %".replace("-", "−")
+    assert (rows["identity"][0], rows["linear"][0]) == (
+        f"{sum(LOSSES['identity']) / 3:.4f} (3 seeds)", f"{of_two[1] / 2:.4f} (2 seeds)",
+    )  # fmt: skip
     del raw["methods"]["identity"]["runs"]["2"]
     assert "identity: no finished run with seed 2." in str(document_of(ComparisonResults.model_validate(raw)))
 
