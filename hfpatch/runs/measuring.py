@@ -37,7 +37,7 @@ from hfpatch.results.forecast import MeasuredKind, PlannedMethod, Work
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import NATS_PER_TOKEN
 from hfpatch.runs.costs import time_step, training_of
-from hfpatch.runs.plan import Unit, training_steps
+from hfpatch.runs.plan import Unit
 from hfpatch.runs.pretraining import StudySetup, set_up_study
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.retention import by_document
@@ -139,7 +139,8 @@ class Measured:
         tuning, held_out = (0 if text is None else len(text) for text in (setup.tuning_text, setup.held_out))
         retained = 2 * sum(map(len, setup.retained.values())) if isinstance(setup, ComparisonSetup) else 0
         if unit.action in ("train", "tune"):
-            steps, every, blocks = training_steps(setup.recipe, unit) or 0, training.evaluate_every, tuning
+            trials, every, blocks = setup.recipe.tuning, training.evaluate_every, tuning
+            steps = trials.steps if trials and trials.steps and unit.action == "tune" else training.steps
             if not unit.run.point:  # studies measure the loss before the first step, too
                 first = every is not None or isinstance(setup, StudySetup)
                 blocks = held_out * (first + (math.ceil(steps / every) if every else 1))

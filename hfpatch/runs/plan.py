@@ -130,13 +130,6 @@ class Plan:
         return list(dict.fromkeys(unit.run.lock for unit in self.units))
 
 
-def training_steps(recipe: AnyRecipe, unit: Unit) -> int | None:
-    """Return how many steps a unit trains; None where epochs decide that, until the set-up makes them steps."""
-    if not isinstance(recipe, PretrainRecipe) and recipe.tuning and recipe.tuning.steps and unit.action == "tune":
-        return recipe.tuning.steps
-    return recipe.training.steps if recipe.training.epochs is None else None
-
-
 def plan_runs(recipe: Recipe | StudyRecipe, out: Path, part: str | None = None) -> Plan:
     """Plan a comparison or a study, or a part of it: the training of one method, or the runs of one variant.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
@@ -12,10 +11,9 @@ from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import check_folder
 from hfpatch.runs.measuring import SECONDS, measure
-from hfpatch.runs.plan import MEASURING, Plan, Unit, plan_runs, training_steps
+from hfpatch.runs.plan import Unit, plan_runs
 from hfpatch.runs.progress import Progress
 from hfpatch.support.paths import takes_text
-from hfpatch.training.records import MetricsFile
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Step:
     Attributes:
         unit: the unit.
         needs: the numbers of the units that must be complete before, counted from 1.
-        seconds: how long it takes; 0 where it is complete.
+        seconds: how long it takes; 0 where it is complete, a check or a look.
         optional: whether it may turn out not to be needed.
     """
 
@@ -73,8 +71,7 @@ def preview(
 ) -> Preview:
     """Plan a comparison or a study as `compare` does, and write nothing but caches.
 
-    The times of trainings are those of finished runs in ``out``, where there are any. Others are measured: a part of a
-    step and of the tasks, of each kind of method or of each variant.
+    The times are measured: of a part of a step and of the tasks, of each kind of method or of each variant.
 
     Args:
         recipe: what would be run.
@@ -98,44 +95,16 @@ def preview(
         first = recipe.training.first_seeds
         optional |= {run.folder for run in plan.runs if not run.point and run.seed not in first}
 
-    seconds = _seconds_of_finished(plan)
-    sources = [f"finished runs in {out}"] if any(seconds) else []
-    if None in seconds:
-        measured = measure(recipe, SECONDS, progress or Progress(), spread=False)
-        sources.append(measured.words.rstrip("."))
+    left = {id(unit) for unit in plan.units if unit.marker is not None and not unit.is_complete()}
+    measured = measure(recipe, SECONDS, progress or Progress(), spread=False) if left else None
     numbers = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
     steps = [
         Step(
             unit,
             tuple(numbers[id(needed)] for needed in unit.needs),
-            measured.work_of(unit).seconds if taken is None else taken,
+            measured.work_of(unit).seconds if measured is not None and id(unit) in left else 0.0,
             unit.run.folder in optional,
         )
-        for unit, taken in zip(plan.units, seconds, strict=True)
+        for unit in plan.units
     ]
-    return Preview(tuple(steps), devices, "; ".join(sources))
-
-
-def _seconds_of_finished(plan: Plan) -> list[float | None]:
-    """Return how long each unit takes by its method's finished trainings; None where these do not say it.
-
-    A trial of tuning and a final run take the same time a step. Checks, looks and what is complete take none.
-    """
-    of_step: dict[str, list[float]] = {}
-    of_epochs: int | None = None
-    for unit in plan.units:
-        if unit.action not in MEASURING and unit.is_complete():
-            taken = [record for record in MetricsFile(unit.run.paths.metrics).read() if record.step]
-            of_step.setdefault(unit.run.variant, []).extend(record.seconds for record in taken)
-            if training_steps(plan.recipe, unit) is None:  # equal for all runs but the ones that end early
-                of_epochs = max([of_epochs or 0, *(record.step for record in taken)])
-    seconds = list[float | None]()
-    for unit in plan.units:
-        steps, steps_s = training_steps(plan.recipe, unit) or of_epochs, of_step.get(unit.run.variant)
-        if unit.marker is None or unit.is_complete():
-            seconds.append(0.0)
-        elif unit.action in MEASURING or not steps or not steps_s:
-            seconds.append(None)
-        else:
-            seconds.append(median(steps_s) * steps)
-    return seconds
+    return Preview(tuple(steps), devices, "" if measured is None else measured.words.rstrip("."))

@@ -1,7 +1,5 @@
 """`--dry-run`: the graph of units, and how long it takes on N devices."""
 
-import json
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +11,6 @@ from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import previewing
 from hfpatch.runs.engines import processes
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.previewing import preview
 
@@ -45,16 +42,15 @@ def test_the_time_on_many_devices_is_that_of_the_graph(tmp_path, monkeypatch, ca
     assert ", 4 of them only if a look asks for more seeds (not" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("duration", "steps"), [({"steps": 100}, 1), ({"epochs": 2}, 7)], ids=["steps", "epochs"])
-def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, monkeypatch, duration, steps):
-    monkeypatch.setattr(previewing, "SECONDS", 0.1)  # for the evaluations, of which none is finished
+def test_what_is_complete_takes_no_time_and_is_not_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(previewing, "SECONDS", 0.1)
     study = StudyRecipe.model_validate(
         {
             "name": "small",
             "architecture": {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32},
             "tokenizer": {"path": "tinyworld/gpt2"},
             "data": {"source": "tinyworld/base", "block_size": 32, "held_out": 5, "max_documents": 60},
-            "training": {**duration, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]},
+            "training": {"epochs": 2, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]},
             "baseline": "one",
             "variants": {"one": {}, "two": {}},
         }
@@ -62,18 +58,21 @@ def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, monkeypatch, dura
     out = tmp_path / "out"
     out.mkdir()
     (out / "recipe.yaml").write_text(study.to_yaml())
-    for unit in plan_runs(study, out).units[:4]:  # two runs
+    units = plan_runs(study, out).units
+    for unit in units[:4]:  # two runs
         unit.run.folder.mkdir(parents=True, exist_ok=True)
         unit.marker.write_text("{}")
-        record = {"loss": 1.0, "lr": 0.1, "tokens": 9, "seconds": 0.5}
-        lines = [json.dumps({"step": step, **record}) + "\n" for step in range(1, steps + 1)]
-        RunPaths(unit.run.folder).metrics.write_text("".join(lines))
     with pytest.raises(HfpatchError, match="unfinished run"):
         preview(study, out)
     shown = preview(study, out, resume=True)
-    trained = [step.seconds for step in shown.steps if step.unit.action == "train" and not step.unit.is_complete()]
-    assert trained == [0.5 * duration.get("steps", steps)] * 2  # two runs are left
-    assert re.match(rf"finished runs in {re.escape(str(out))}; Sampled: ", shown.source)
+    assert [step.seconds > 0 for step in shown.steps] == [False] * 4 + [True] * 4
+    assert shown.source.startswith("Sampled: ")
+    for unit in units[4:]:
+        unit.run.folder.mkdir(parents=True, exist_ok=True)
+        unit.marker.write_text("{}")
+    monkeypatch.setattr(previewing, "measure", None)  # not called
+    done = preview(study, out, resume=True)
+    assert (done.duration(1), done.source) == (0.0, "")
 
 
 @pytest.mark.parametrize(
