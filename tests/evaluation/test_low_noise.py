@@ -5,22 +5,17 @@ import math
 import lm_eval
 import numpy as np
 import pytest
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from own_tasks import read_record as records
 from own_tasks import write_task
 
-from hfpatch import NonlinearQueryConfig, patch
 from hfpatch.evaluation import HfpatchLM, evaluate
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values, scored_bytes
 from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.selection import select
-from hfpatch.evaluation.stats import over_documents
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.surgery.bases import load_base
-from hfpatch.tinyworld.language import documents
 
 MEASURED = {"bits_per_byte", "gold_probability", "margin"}
 ROWS = [
@@ -226,30 +221,6 @@ def test_tasks_of_lm_eval_and_of_the_paper_have_them(taught, tokenizer, data_dir
         assert record["bits_per_byte"][1] == len(tokenizer.decode(tokens[1:]).encode())
         total = -record["paragraph_perplexity"] * (len(tokens) - 1)
         assert record["bits_per_byte"][0] == pytest.approx(total, rel=1e-6)
-
-
-def test_bits_per_byte_find_an_adaptation_that_accuracy_does_not_see(tmp_path):
-    """The quickstart's endings: half as many documents, a nonlinear query trained on a quarter of the text."""
-    base = load_base("tinyworld/gpt-neox")
-    model, tokenizer = base.model, base.tokenizer
-    settings = EvaluationSettings(tasks=("tinyworld_endings",), limit=200)
-    evaluate(model, tokenizer, select(settings), storage=Storage(records=tmp_path / "before"))
-    patch(model, NonlinearQueryConfig(), seed=0)
-    ids = [token for text in tokenizer(list(documents("shifted", count=200)))["input_ids"] for token in text]
-    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2)
-    for batch in torch.tensor(ids[: 20 * 8 * 128]).view(20, 8, 128):
-        model(batch, labels=batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    evaluate(model.eval(), tokenizer, select(settings), storage=Storage(records=tmp_path / "after"))
-    before, after = (records(tmp_path / name, "tinyworld_endings") for name in ("before", "after"))
-    (worse, sizes), (better, _) = (np.array([row["bits_per_byte"] for row in rows]).T for rows in (before, after))
-    right = np.array([new["acc"] - old["acc"] for old, new in zip(before, after, strict=True)])
-    of_bits, of_answers = (
-        difference.sum() / weights.sum() / over_documents(difference, weights).error
-        for difference, weights in ((better - worse, sizes), (right, np.ones(200)))
-    )
-    assert of_bits > 5 * max(abs(of_answers), 1)
 
 
 def test_what_guessing_gets_is_known_where_choices_are_right_or_wrong(scored):

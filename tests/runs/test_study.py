@@ -7,8 +7,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from accelerate import PartialState
-from safetensors.numpy import load_file
-from scipy.stats import t as student
 from tiny_runs import GPT2, Nothing, Stop, lines, refused
 from tiny_runs import numbers as without_times
 
@@ -105,35 +103,6 @@ def test_diagnostics_are_there_where_there_is_an_f(straight):
     for mean, *by_seed in zip(variant["diagnostics"], *files, strict=True):
         for name in ("size", "cosine", "size_beside_x"):
             assert mean[name] == pytest.approx(np.mean([line[name] for line in by_seed]))
-
-
-def test_the_decision_is_that_of_a_text_book(straight):
-    """The interval combines Student's t over paired seeds and CR3 over books; the outcome follows from the margin."""
-    out, _ = straight
-    kept = load_file(out / "values.safetensors")
-    ours, theirs = (-kept[f"{name}/held_out_text/nats_per_token"] for name in ("nonlinear", "linear"))
-    weights = kept["/weights/held_out_text/nats_per_token"]
-    by_seed = (ours - theirs).sum(axis=1) / weights.sum()
-    difference, groups = by_seed.mean(), kept["/groups/held_out_text"]
-    sums, sizes = (np.bincount(groups, values) for values in ((ours - theirs).mean(axis=0), weights))
-    without = [np.delete(sums, g).sum() / np.delete(sizes, g).sum() - difference for g in range(24)]
-    errors = [(np.sqrt(23 / 24 * np.square(without).sum()), 23), (by_seed.std(ddof=1) / np.sqrt(2), 1)]
-
-    def reach(level):
-        return np.sqrt(sum((student.ppf(1 - level / 2, freedom) * error) ** 2 for error, freedom in errors))
-
-    results = load_results(out, "comparison")
-    (one,) = results.comparisons
-    (verdict,) = results.primary
-    assert one.difference == pytest.approx(difference)
-    assert np.array(one.errors) == pytest.approx(np.array(errors))
-    assert (one.low, one.high) == pytest.approx((difference - reach(0.05), difference + reach(0.05)))
-    expected = "undecided"
-    if abs(difference) + reach(0.1) < 0.02:
-        expected = "equivalent"
-    elif abs(difference) > reach(0.05):
-        expected = "better" if difference < 0 else "worse"
-    assert verdict.outcome == expected
 
 
 def test_a_published_study_is_decided_again_from_its_values(straight, tmp_path):

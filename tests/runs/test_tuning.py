@@ -406,23 +406,3 @@ def test_nothing_goes_on_with_other_tuning_or_a_trial_of_something_else(recipe, 
     path = out / "runs" / "lora" / "tuning" / "lr=0.001" / "training.json"
     write_json(path, read_json(path) | {"identity": read_json(path)["identity"] | {"plan": "0" * 64}})
     assert "does not match the current batch plan" in refused(compare, recipe, out, resume=True)
-
-
-def test_a_loss_is_that_of_the_text_of_tuning(recipe, straight):
-    """The chosen trial, trained again by hand."""
-    from hfpatch.surgery.patch import patch, unpatch
-    from hfpatch.training.probe import train_probe
-    from hfpatch.training.run import Run
-    from hfpatch.training.validation import mean_loss
-
-    setup = set_up(recipe, Tuning(plan_runs(recipe, straight).tuning))
-    best = best_of(setup.tuning.outcomes(), "pre")
-    settings = recipe.training.model_copy(update={"lr": best.rate})
-    patch(setup.base.model, setup.methods["pre"].configs, seed=1000)
-    try:
-        folder = straight.parent / "again"
-        train_probe(setup.base.model, Run(settings, setup.blocks, setup.plans[1000], 1000, folder))
-        loss = mean_loss(setup.base.model, setup.tuning_text, batch_size=4)
-    finally:
-        unpatch(setup.base.model)
-    assert loss == pytest.approx(best.loss, rel=1e-5)
