@@ -18,7 +18,7 @@ import site
 import sys
 import sysconfig
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from numbers import Number
@@ -90,7 +90,9 @@ class _Listing:
                 self._scan(value)
             if isinstance(value, type) and followed:
                 self._left += [base for base in value.__mro__[1:] if self._is_followed(base)]
-                members = {name: self._describe(member) for name, member in vars(value).items() if name not in _NO_CODE}
+                filled = {name for function in _functions(value) for name in _filled(function)}
+                held = {name: part for name, part in vars(value).items() if name not in _NO_CODE}
+                members = {name: self._describe(held[name]) for name in held if not _is_cache(name, held[name], filled)}
                 described = list(map(self._name, value.__mro__)), sorted(members.items())
                 self._lines.add(f"{_name(value)} {described!r}")
             elif isinstance(value, FunctionType) and followed:
@@ -107,15 +109,13 @@ class _Listing:
 
     def _function(self, function: FunctionType) -> str:
         code, cells = function.__code__, function.__closure__ or ()
-        nested = [code]
-        for body in nested:  # as it grows
-            nested += [inner for inner in body.co_consts if isinstance(inner, CodeType)]
+        nested = _bodies(code)
         names = {name for body in nested for name in body.co_names}
         module, space = module_of(function), function.__globals__
         steps = [step for body in nested for step in dis.get_instructions(body)]
         changed = {step.argval for step in steps if step.opname == "STORE_GLOBAL"}
-        filled = {name for body in nested for name in _filled_by(body)}
-        changed |= {name for name in filled if isinstance(space.get(name), list | dict | set)}
+        filled = _filled(function)
+        changed |= {name for name in filled if _is_cache(name, space.get(name), filled)}
         self._assigned |= {(module, name) for name in changed}
         texts = {value for body in nested for value in _constants(body) if isinstance(value, str)}
         modules = [value for name in names if isinstance(value := space.get(name), ModuleType)]
@@ -133,12 +133,14 @@ class _Listing:
             with suppress(ValueError):  # of an empty cell
                 if cell.cell_contents is not None:
                     bound.append(self._describe(cell.cell_contents))
-        defaults = [self._describe(value) for value in function.__defaults__ or ()]
-        named = sorted((key, self._describe(value)) for key, value in (function.__kwdefaults__ or {}).items())
+        last = function.__defaults__ or ()
+        names_of_last = code.co_varnames[code.co_argcount - len(last) : code.co_argcount]
+        given = {**dict(zip(names_of_last, last, strict=True)), **(function.__kwdefaults__ or {})}
+        defaults = sorted((key, self._describe(given[key])) for key in given if not _is_cache(key, given[key], filled))
         by_type = vars(function).get("registry")  # of functools.singledispatch, whose code is in no cell
         if isinstance(by_type, MappingProxyType):
             bound.append(self._describe(by_type))
-        return repr((_text(code, function.__doc__), bound, defaults, named))
+        return repr((_text(code, function.__doc__), bound, defaults))
 
     def _members(self, modules: list[ModuleType], wanted: set[str]) -> None:
         """Describe the members of a user's modules that a function may use, those of submodules included."""
@@ -219,7 +221,7 @@ class _Listing:
                 self._left.append(value)
             return self._name(value)
         if isinstance(value, MethodType):
-            return f"{self._describe(value.__func__)} of {self._name(type(value.__self__))}"
+            return f"{self._describe(value.__func__)} of {self._describe(value.__self__)}"
         if isinstance(value, functools.partial | functools.partialmethod):
             return f"partial {self._describe((value.func, value.args, value.keywords))}"
         if isinstance(value, staticmethod | classmethod):
@@ -322,6 +324,34 @@ def _module_code(loader: Any, name: str) -> CodeType:
     """Return the code of a module as its file was when this was first asked."""
     code: CodeType = loader.get_code(name)
     return code
+
+
+def _functions(cls: type) -> Iterator[FunctionType]:
+    """Yield the functions that a class defines, without their wrappers."""
+    for member in vars(cls).values():
+        function = member.fget if isinstance(member, property) else member
+        if isinstance(function, FunctionType | staticmethod | classmethod):
+            inner: Any = inspect.unwrap(function)  # type: ignore[arg-type]  # mypy knows no __wrapped__ of a classmethod
+            if isinstance(inner, FunctionType):
+                yield inner
+
+
+def _bodies(code: CodeType) -> list[CodeType]:
+    """Return code, and that of the functions inside it."""
+    nested = [code]
+    for body in nested:  # as it grows
+        nested += [inner for inner in body.co_consts if isinstance(inner, CodeType)]
+    return nested
+
+
+def _filled(function: FunctionType) -> set[str]:
+    """Return the names of lists, sets and dictionaries that a function may change."""
+    return {name for body in _bodies(function.__code__) for name in _filled_by(body)}
+
+
+def _is_cache(name: str, value: Any, filled: Collection[str]) -> bool:
+    """Return whether a value changes as code runs that fills these names."""
+    return name in filled and isinstance(value, list | dict | set)
 
 
 def _filled_by(code: CodeType) -> Iterator[str]:

@@ -47,7 +47,8 @@ def half(x):
     return SCALE * x  # of it
 
 
-def chosen(x, by=max):
+def chosen(x, by=max, memo={}):
+    memo[x] = 1
     return by(x, half(x)) if x in {"p", "q", "r"} else x
 
 
@@ -68,8 +69,19 @@ def _(x: int):
     return x - 2
 
 
+class Stepper:
+    def __init__(self, by):
+        self.by = by
+
+    def step(self, x):
+        return x + self.by
+
+
 class Method(Base):
     limits = (1, 2)
+    weights = {"a": 31}
+    memo, seen, known = {}, [], {}
+    stepped = Stepper(12).step
     constants = FROZEN, ORDERED, PRECISIONS, ACTIVATIONS, LAYERS, THIRD
     run = staticmethod(chosen)
     both = functools.partial(half, 3)
@@ -79,6 +91,10 @@ class Method(Base):
     def table(self):
         return TABLE["a"]
 
+    @classmethod
+    def remembered(cls, x):
+        return cls.known.setdefault(x, 2)
+
     def forward(self, x):
         global CALLS
         CALLS += 1
@@ -86,6 +102,8 @@ class Method(Base):
         CACHE[str(x)] = CACHE[min(x, SHIFTS["a"])] = CACHE.get(x, 1)
         CACHE[x] += 1
         SEEN.append(x)
+        self.remembered(x)
+        self.memo[x] = Method.seen.append(self.weights["a"])
         SEEN[1:2] = [x]
         NESTED["a"]["b"] = NESTED["c"] = x
         parts = {"a": SHIFTS["a"]}
@@ -100,6 +118,8 @@ CHANGES = {
     "constant of the module": ("SCALE = 0.5", "SCALE = 0.25", "module"),
     "table of the module": ('"b": {3, 4}', '"b": {3, 5}', "module"),
     "member of the class": ("limits = (1, 2)", "limits = (1, 3)", "module"),
+    "table of the class": ('{"a": 31}', '{"a": 33}', "module"),
+    "object of a bound method": ("Stepper(12)", "Stepper(13)", "module"),
     "inherited member": ("factor = 2", "factor = 3", "module"),
     "inherited function": ("self.factor * x", "self.factor + x", "module"),
     "static function": ('{"p", "q", "r"}', '{"p", "q"}', "module"),
