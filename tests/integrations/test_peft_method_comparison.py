@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 import yaml
@@ -106,12 +107,9 @@ def test_the_launcher_registers_the_methods_and_runs_what_it_finds(tmp_path):
     (tmp_path / "utils.py").write_text("suffix = '!'\n")
     experiment = str(next(path for path in EXPERIMENTS if path.parent.name == "pre_projection").relative_to(HERE))
 
-    def launch(*arguments):
-        command = [sys.executable, str(HERE / "launch.py"), *arguments]
-        return subprocess.run(command, cwd=HERE, capture_output=True, text=True)
-
-    assert launch(str(tmp_path), "-v", experiment).stdout == "PRE_PROJECTION! True\n"
-    missing = launch(str(tmp_path / "none"), experiment)
+    command = [sys.executable, HERE / "launch.py", tmp_path, "-v", experiment]
+    assert subprocess.run(command, cwd=HERE, capture_output=True, text=True).stdout == "PRE_PROJECTION! True\n"
+    missing = forked.python([HERE / "launch.py", tmp_path / "none", experiment], cwd=HERE)
     assert (missing.returncode, len(missing.stderr.splitlines())) == (1, 1)
 
 
