@@ -186,6 +186,6 @@ def test_processes_of_a_run_find_modules_of_the_working_directory_only_if_their_
     with monkeypatch.context() as patched:
         patched.setattr(subprocess.Popen, "__init__", lambda self, command, env, **_: setattr(self, "env", env))
         env = WorkerProcess(here / "worker", None).env
-    asked = [sys.executable, "-m", "strange_module"]
-    done = subprocess.run(asked, env=env, capture_output=True, text=True, check=False)
-    assert ("No module named strange_module" not in done.stderr) == bool(given)
+    (here / "beside.py").touch()
+    done = subprocess.run([sys.executable, "-m", "beside"], env=env, capture_output=True, text=True, check=False)
+    assert ("No module named beside" not in done.stderr) == bool(given)
