@@ -25,9 +25,9 @@ def causal_attention(
 ) -> Tensor:
     """Return softmax(scale · Q Kᵀ) V, each query with the keys up to its own; blocks beyond them are not computed.
 
-    All of it is computed in fp32; of bf16 the result and the gradients are rounded. No weights are kept for the
-    gradients: they are computed again from L, the logarithm of the sum of each query's exponentials (Dao et al., 2022,
-    arXiv 2205.14135). With P = exp(scale · Q Kᵀ - L) and the gradient G of the result O:
+    All of it is computed in fp32, under autocast too; of bf16 the result and the gradients are rounded. No weights are
+    kept for the gradients: they are computed again from L, the logarithm of the sum of each query's exponentials (Dao
+    et al., 2022, arXiv 2205.14135). With P = exp(scale · Q Kᵀ - L) and the gradient G of the result O:
 
     .. math::
         dV = Pᵀ G        dS = P ⊙ (G Vᵀ - (G ⊙ O) 1)        dQ = scale dS K        dK = scale dSᵀ Q
@@ -43,7 +43,8 @@ def causal_attention(
         (batch, heads, seq, width of the values), in the dtype of the query.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    result = _CausalAttention.apply(query, key, value, scale, window or key.shape[2])  # type: ignore[no-untyped-call]  # torch has no type for it
+    with torch.autocast("cpu", enabled=False):
+        result = _CausalAttention.apply(query, key, value, scale, window or key.shape[2])  # type: ignore[no-untyped-call]  # torch has no type for it
     return cast("Tensor", result)
 
 

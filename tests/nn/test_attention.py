@@ -61,6 +61,19 @@ def test_in_bf16_only_the_result_is_rounded(library):
         torch.testing.assert_close(gradient.float(), right.float(), rtol=0.02, atol=0.02 * float(right.abs().max()))
 
 
+def test_autocast_changes_nothing():
+    given = [torch.randn(1, 2, 200, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    results = []
+    for enabled in (False, True):
+        q, k, v = (tensor.clone().requires_grad_() for tensor in given)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            out = causal_attention(q, k, v)
+        out.square().sum().backward()
+        results.append((out, q.grad, k.grad, v.grad))
+    for plain, under_autocast in zip(*results, strict=True):
+        assert torch.equal(plain, under_autocast)
+
+
 @pytest.mark.parametrize("most", [1, 4000, 1 << 19])
 @pytest.mark.parametrize(
     ("batch", "heads", "groups", "length"),
