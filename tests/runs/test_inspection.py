@@ -9,7 +9,7 @@ import torch
 from families import make_config
 from reporting.inspection.test_document import tables_of
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, save_patch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch, save_patch
 from hfpatch.__main__ import main
 from hfpatch.analysis.norms import skip_norms
 from hfpatch.recipes.base import ModelSettings
@@ -175,9 +175,19 @@ def test_text_that_is_not_there_is_one_line(capsys, tmp_path):
     assert "--tokens 300: counts tokens of a text, and there is none" in capsys.readouterr().err
 
 
-def test_too_few_tokens_for_the_fit_are_noted_and_the_rest_is_shown(run, tmp_path):
+def failing(message):
+    def measure(*arguments):
+        raise HfpatchError(message)
+
+    return measure
+
+
+def test_what_cannot_be_measured_is_noted_and_the_rest_is_shown(run, tmp_path, monkeypatch):
+    """Here the fit on few tokens, and sizes where an attention reads other positions than the text's."""
     (text := tmp_path / "short.jsonl").write_text('{"text": "Anna took the lamp."}\n' * 6)
+    monkeypatch.setattr(inspection, "skip_sizes", failing("an attention reads 2 x 36 positions"))
     results = inspect(MODEL, run / "patch", text=str(text))
-    assert results.linearised == []
+    assert results.linearised == results.skip_sizes == []
     assert any("too few to fit" in note for note in results.notes)
+    assert "Sizes on the text: not shown; an attention reads 2 x 36 positions." in results.notes
     assert results.ablations is not None
