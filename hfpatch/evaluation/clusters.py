@@ -68,6 +68,9 @@ def count_groups(groups: Groups) -> int:
     return int(groups.max()) + 1
 
 
-def group_sums(values: Array, groups: Groups) -> Array:
-    """Return the sums over each group's documents, (groups,), of values (documents,)."""
-    return np.bincount(groups, weights=values).astype(np.float64)
+def unit_sums(values: Array, groups: Groups | None) -> Array:
+    """Return the sums over each group's documents, (..., groups), of values (..., documents); without groups these."""
+    if groups is None:
+        return values
+    sums: Array = np.apply_along_axis(lambda row: np.bincount(groups, weights=row), -1, values)
+    return sums

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.clusters import Groups, count_groups, group_sums
+from hfpatch.evaluation.clusters import Groups, count_groups, unit_sums
 from hfpatch.evaluation.dependence import Neighbours, find_dependence, residuals
 from hfpatch.evaluation.metrics import Aggregation, Array, metric_of
 from hfpatch.evaluation.reading import Pair, Records, read_metric
@@ -20,7 +20,8 @@ from hfpatch.evaluation.stats import (
     FEWEST_DOCUMENTS,
     Estimate,
     Part,
-    over_documents,
+    mean_difference,
+    over_both,
     over_seeds,
     paired_accuracies,
     paired_permutation,
@@ -130,11 +131,11 @@ def find_dependent(
             values = records.read_runs(result, [*pair.ours, *pair.theirs])
             terms = {run: metric.ratio_terms(numbers) for run, numbers in values.items()}
             ours, theirs = (np.stack([terms[run][0] for run in side]) for side in (pair.ours, pair.theirs))
-            difference, weights = _mean_difference(ours, theirs), terms[pair.ours[0]][1]
-            if (groups := records.read_groups(pair.ours[0], result)) is not None:
-                difference, weights = group_sums(difference, groups), group_sums(weights, groups)
+            groups = records.read_groups(pair.ours[0], result)
+            difference = unit_sums(mean_difference(ours, theirs), groups)
             if len(difference) >= FEWEST_DOCUMENTS and np.isfinite(difference).all():
-                differences.setdefault(result.task, []).append(residuals(difference[None], weights)[0])
+                weights = unit_sums(terms[pair.ours[0]][1], groups)
+                differences.setdefault(result.task, []).append(residuals(difference, weights))
     dependent = {}
     for task, rows in differences.items():
         tested = find_dependence(np.stack(rows))
@@ -185,7 +186,7 @@ def _compare(
         weights = terms[pair.ours[0]][1]
         with np.errstate(over="ignore", invalid="ignore"):  # values may be infinite, or their sums
             base = float((theirs.sum(axis=1) / weights.sum()).mean())
-            difference = float(_mean_difference(ours, theirs).sum() / weights.sum())
+            difference = float(mean_difference(ours, theirs).sum() / weights.sum())
         if enough and math.isfinite(base) and math.isfinite(difference):
             tested = _test_ratio(pair, ours, theirs, weights, groups, of_logs=metric.exponential)
     else:
@@ -223,17 +224,6 @@ def _compare(
     return comparison.model_copy(update=update)
 
 
-def _mean_difference(ours: Array, theirs: Array) -> Array:
-    """Return the mean over seeds of each document's difference, (documents,), from both (seeds, documents).
-
-    It is exactly 0 where all runs agree, of which a difference of means would be a rounding error with a p-value.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):  # values may be infinite, or their sums
-        if len(theirs) in (1, len(ours)):
-            return np.asarray((ours - theirs).mean(axis=0))
-        return np.asarray(ours.mean(axis=0) - theirs.mean(axis=0))
-
-
 def _test_ratio(
     pair: Pair, method: Array, reference: Array, weights: Array, groups: Groups | None, *, of_logs: bool
 ) -> _Tested:
@@ -242,20 +232,16 @@ def _test_ratio(
     If documents come in groups, the test is Student's t over groups, even with one seed. Both models' terms are (seeds,
     documents), the documents' weights (documents,).
     """
-    difference = _mean_difference(method, reference)
-    scores = [side.sum(axis=1) / weights.sum() for side in (method, reference)]  # of each seed
     answers = np.isin(np.concatenate([method, reference]), (0.0, 1.0))
     is_accuracy = bool(answers.all() and (weights == 1).all())
-    documents = over_documents(difference, weights, shares=is_accuracy, groups=groups)
-    seeds = over_seeds(scores[0], scores[1], paired=pair.paired)
-    estimate = Estimate(float(difference.sum() / weights.sum()), (documents, *([seeds] if seeds else [])))
-    if seeds is not None or groups is not None:
+    estimate = over_both(method, reference, weights, groups, paired=pair.paired, shares=is_accuracy)
+    if len(estimate.parts) > 1 or groups is not None:
         p, interval, test = estimate.p, estimate.interval, pair.test("paired t over documents")
     elif is_accuracy:
         p, interval = paired_accuracies(method[0], reference[0])
         test = "McNemar exact"
     else:
-        p, interval = paired_permutation(difference, weights)
+        p, interval = paired_permutation(mean_difference(method, reference), weights)
         test = "paired permutation" + (" of log ratios" if of_logs else "")
     if is_accuracy:
         interval = (max(interval[0], -1.0), min(interval[1], 1.0))  # no difference of accuracies is larger

@@ -55,9 +55,9 @@ class Dependence(NamedTuple):
 
 
 def residuals(differences: Array, weights: Array) -> Array:
-    """Return ``d - θ c`` of each pair, (pairs, documents), from d of that shape and c (documents,)."""
-    ratios: Array = differences.sum(axis=1) / weights.sum()
-    return differences - ratios[:, None] * weights
+    """Return ``d - θ c``, (..., documents), from d of that shape and c (documents,)."""
+    rest: Array = differences - differences.sum(axis=-1, keepdims=True) / weights.sum() * weights
+    return rest
 
 
 def find_dependence(of_pairs: Array, *, seed: int = 0) -> Dependence | None:

@@ -38,11 +38,11 @@ from dataclasses import dataclass
 import numpy as np
 import scipy  # its parts are imported where they are first used
 
-from hfpatch.evaluation.clusters import Groups, group_sums
+from hfpatch.evaluation.clusters import Groups, unit_sums
 from hfpatch.evaluation.dependence import Neighbours
 from hfpatch.evaluation.metrics import Array
 from hfpatch.evaluation.reading import Records
-from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, jackknife, over_documents, over_seeds
+from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, jackknife, over_both
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.pairs import is_lora
 from hfpatch.results.comparison import ComparisonResults
@@ -80,10 +80,7 @@ def exchange_rate(method: Sizes, reference: Sizes, weights: Array, groups: Group
         more, less = bounds(method, reference, weights, groups)
         return Exchange(why=why, more_than=more, less_than=less)
 
-    both, units = np.concatenate([method.gains, reference.gains]), weights  # documents, or groups of them
-    if groups is not None:
-        both = np.stack([[group_sums(one, groups) for one in seeds] for seeds in both])
-        units = group_sums(weights, groups)
+    both, units = (unit_sums(one, groups) for one in (np.concatenate([method.gains, reference.gains]), weights))
     (seeds, documents), sizes = both.shape[1:], len(method.parameters)
     if documents < FEWEST_DOCUMENTS:
         return Exchange(why="too few documents")
@@ -128,11 +125,7 @@ def bounds(method: Sizes, reference: Sizes, weights: Array, groups: Groups | Non
     more, less = list[float](), list[float]()
     for size, ours in zip(method.parameters, method.gains, strict=True):
         for other, theirs in zip(reference.parameters, reference.gains, strict=True):
-            difference = (ours - theirs).mean(axis=0)
-            scores = (gains.sum(axis=1) / weights.sum() for gains in (ours, theirs))
-            seeds = over_seeds(*scores, paired=True)
-            parts = (over_documents(difference, weights, groups=groups), *([seeds] if seeds else []))
-            estimate = Estimate(float(difference.sum() / weights.sum()), parts)
+            estimate = over_both(ours, theirs, weights, groups)
             if abs(estimate.difference) > estimate.reach(level):
                 (more if estimate.difference < 0 else less).append(float(size / other))
     return max(more, default=None), min(less, default=None)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy  # its parts are imported where they are first used
 
-from hfpatch.evaluation.clusters import Groups, group_sums
+from hfpatch.evaluation.clusters import Groups, unit_sums
+from hfpatch.evaluation.dependence import residuals
 from hfpatch.evaluation.metrics import Array
 from hfpatch.results.decision import ALPHA, reach
 from hfpatch.results.decision import FEWEST_DOCUMENTS as FEWEST_DOCUMENTS
@@ -98,14 +99,12 @@ def over_documents(differences: Array, weights: Array, *, shares: bool = False, 
             square of the changed groups' sums.
         groups: of the documents, if they come in groups.
     """
-    if groups is not None:
-        differences, weights = group_sums(differences, groups), group_sums(weights, groups)
+    differences, weights = unit_sums(differences, groups), unit_sums(weights, groups)
     if shares:
         changed = differences[differences != 0]
         size = max(1.0, float(np.sqrt((changed**2).mean()))) if len(changed) else 1.0
         differences, weights = np.append(differences, [size, -size]), np.append(weights, [size, size])
-    total = weights.sum()
-    return jackknife((differences - differences.sum() / total * weights) / (total - weights))
+    return jackknife(residuals(differences, weights) / (weights.sum() - weights))
 
 
 def jackknife(left_out: Array) -> Part:
@@ -129,6 +128,30 @@ def over_seeds(method: Array, reference: Array, *, paired: bool) -> Part | None:
         return None
     variance = sum(((group - group.mean()) ** 2).sum() for group in groups) / freedom
     return Part(float(np.sqrt(variance * math.fsum(1 / len(group) for group in groups))), freedom)
+
+
+def over_both(
+    method: Array, reference: Array, weights: Array, groups: Groups | None, *, paired: bool = True, shares: bool = False
+) -> Estimate:
+    """Return the difference of two models over documents and, if several, over seeds, from terms (seeds, documents).
+
+    Other arguments are those of `over_documents` and `over_seeds`.
+    """
+    difference = mean_difference(method, reference)
+    seeds = over_seeds(*(side.sum(axis=1) / weights.sum() for side in (method, reference)), paired=paired)
+    documents = over_documents(difference, weights, shares=shares, groups=groups)
+    return Estimate(float(difference.sum() / weights.sum()), (documents, *([seeds] if seeds else [])))
+
+
+def mean_difference(method: Array, reference: Array) -> Array:
+    """Return the mean over seeds of each document's difference, (documents,), from both (seeds, documents).
+
+    It is exactly 0 where all runs agree, of which a difference of means would be a rounding error with a p-value.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # values may be infinite, or their sums
+        if len(reference) in (1, len(method)):
+            return np.asarray((method - reference).mean(axis=0))
+        return np.asarray(method.mean(axis=0) - reference.mean(axis=0))
 
 
 def paired_accuracies(method: Array, reference: Array) -> tuple[float, tuple[float, float]]:
