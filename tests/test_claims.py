@@ -118,7 +118,7 @@ def test_the_readme_repeats_answers_of_the_page_on_real_models():
     answers = {number: item for item in items_of(REAL_MODELS) for number in numbers_of(item)}
     rows = [re.split(r" \| ", item.strip("| ")) for item in items_of("README.md") if numbers_of(item)]
     assert len(rows) == 12
-    for _, answer, difference in rows:
+    for *_, answer, difference in rows:
         (number,) = numbers_of(difference)
         assert answer.partition(",")[0] in answers[number]
 
