@@ -440,13 +440,6 @@ def test_resuming_a_finished_run_only_reports_again(straight, recipe, tmp_path):
     assert (out / "results.json").read_bytes() == before
 
 
-def test_words_places_memory_and_saving_may_differ_when_a_run_goes_on(straight, model_folder, tmp_path, no_report):
-    training = make_recipe(model_folder).training.model_dump()
-    free = {"micro_batch_size": 1, "gradient_checkpointing": True, "save_every": 1, "keep_checkpoints": 3}
-    other = make_recipe(model_folder, training={**training, **free}, description="Told again.", data_dir=str(tmp_path))
-    assert compare(other, straight, resume=True)["complete"]
-
-
 @pytest.mark.parametrize("resume", [True, False])
 def test_another_recipes_run_is_refused_by_its_first_difference(straight, model_folder, resume):
     other = make_recipe(model_folder, evaluation={"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": 7})

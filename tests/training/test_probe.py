@@ -15,7 +15,6 @@ from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import group_of
 from hfpatch.support.cpu import has_onednn
-from hfpatch.training.validation import mean_loss
 
 STEPS, BATCH = 8, 4
 
@@ -50,14 +49,6 @@ def test_accumulation_weights_tokens_and_not_micro_batches(patched, request, tmp
     run(patched(), blocks, tmp_path / "whole")
     run(patched(), blocks, tmp_path / "parts", micro_batch_size=micro)
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
-
-
-def test_packed_and_padded_rows_give_the_same_loss(patched, blocks, padded_blocks):
-    for kind in ("gpt_neox", "gpt2"):
-        model = patched(kind)
-        packed = mean_loss(model, blocks, batch_size=5)
-        assert packed == pytest.approx(mean_loss(model, padded_blocks, batch_size=7), rel=1e-6)
-        assert len(blocks) < len(padded_blocks)
 
 
 @pytest.mark.parametrize(
