@@ -40,7 +40,8 @@ class RetentionPoint(Part):
 
     Attributes:
         scale: the factor of its change; 1 is the method.
-        tuning_loss: the mean over seeds of nats per token on the text of tuning; None where nothing is rewound.
+        tuning_loss: the mean over seeds of nats per token on the text of tuning; None where nothing is rewound, or
+            the loss of a seed that did not diverge is not finite.
         comparisons: paired differences from the base: by each measure on each text, and below scale 1 on held-out text.
     """
 

@@ -139,10 +139,11 @@ def collect_retention(
     scored = {task: score.shared for task, score in stored.items()}
     points: list[RetentionPoint] = []
     for name in recipe.trained:
+        runs = [run for run in methods[name].runs.values() if run.diverged_step is None]
         for scale in sorted({*recipe.rewind, 1.0}):
-            rewound = [(run.rewound or {}).get(f"{scale:g}") for run in methods[name].runs.values()]
+            rewound = [(run.rewound or {}).get(f"{scale:g}") for run in runs]
             losses = [one.tuning_loss for one in rewound if one is not None and one.tuning_loss is not None]
-            loss = float(np.mean(losses)) if losses else None
+            loss = float(np.mean(losses)) if 0 < len(losses) == len(runs) else None  # other scales have all seeds
             points.append(RetentionPoint(method=name, scale=scale, tuning_loss=loss))
     if complete and base is not None:
         records = Records(retention_records(out, methods), recipe.baseline)

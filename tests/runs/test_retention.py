@@ -19,6 +19,7 @@ from hfpatch.results.forecast import MeasuredKind
 from hfpatch.runs import compare
 from hfpatch.runs.measuring import Measured
 from hfpatch.runs.plan import plan_runs
+from hfpatch.runs.retention import collect_retention
 from hfpatch.runs.setup import set_up
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -133,6 +134,23 @@ def test_results_have_every_point_and_can_be_computed_again(grown, tmp_path):
     assert again.kept == results.kept
     assert again.comparisons == results.comparisons
     assert again.verdicts == results.verdicts
+
+
+@pytest.mark.parametrize("diverged_step", [None, 2])
+def test_a_scale_has_a_loss_of_all_seeds_but_diverged_ones_or_none(grown, model_folder, diverged_step):
+    """Without one of the seeds a scale could be the lowest by the others' losses."""
+    setup, results = set_up(make_recipe(model_folder, retention=RETENTION, rewind=[0.5])), load_results(grown[0])
+    pre = results.methods["pre"]
+    first, second = pre.runs.values()
+    broken = {at: one.model_copy(update={"tuning_loss": None}) for at, one in second.rewound.items()}
+    rewound = broken if diverged_step else {**second.rewound, "0.5": broken["0.5"]}
+    train = second.train.model_copy(update={"diverged_step": diverged_step})
+    second = second.model_copy(update={"rewound": rewound, "train": train})
+    methods = results.methods | {"pre": pre.model_copy(update={"runs": {0: first, 1: second}})}
+    points = collect_retention(setup, grown[0], methods, results.tasks, complete=False).of("pre")
+    of_first = [first.rewound[at].tuning_loss for at in ("0.5", "1")]
+    expected = of_first if diverged_step else [None, results.retention.of("pre")[1].tuning_loss]
+    assert [point.tuning_loss for point in points] == expected
 
 
 def test_a_run_at_once_is_the_same(grown, model_folder, tmp_path):
