@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -197,8 +197,8 @@ class Scorer:
         """
         by_tokens: dict[tuple[int, ...], Tree] = {}
         for index, request in enumerate(requests):
-            plain = by_tokens.setdefault(request.tokens, Tree.of(request.tokens))
-            plain.scored.append((index, list(range(len(plain) - len(request.targets), len(plain)))))
+            row = by_tokens.setdefault(request.tokens, Tree.of(request.tokens))
+            row.scored.append((index, list(range(len(row) - len(request.targets), len(row)))))
         rows = sorted(by_tokens.values(), key=lambda row: (-len(row), row.tokens))
         if not rows:
             return Plan([], self.parts)
@@ -207,18 +207,19 @@ class Scorer:
         shortest = min(longest - 1, len(rows[-1]))
 
         # the cost of each way, in tokens
+        batched = cache(partial(_batched, requests))  # takes as long as a small model's forward pass on a GPU
+        contexts = {request.context for request in requests}
+        in_common = len(contexts) < len({(request.context, request.tokens) for request in requests})
         overhead, sharing = limits.overhead, sharing or self.declared
-        shared = _batched(requests, sharing, limits)
-        row, path = _sizes(shared)
+        plain, shared = (batched(way, limits) for way in (Sharing(0), sharing if in_common else Sharing(0)))
+        largest, path = _sizes(shared)
         padding = trial_of_padding(shortest, longest, overhead) if self.weigh_trials else 0
-        trees = trial_of_trees(row, path, overhead) if self.weigh_trials else 0
+        trees = trial_of_trees(largest, path, overhead) if self.weigh_trials else 0
         cost_alone, cost_plain, cost_shared = (
-            sum(len(batch) * max(map(len, batch)) + overhead for batch in made)
-            for made in (alone, _batched(requests, Sharing(0), limits), shared)
+            sum(len(batch) * max(map(len, batch)) + overhead for batch in made) for made in (alone, plain, shared)
         )
         cost_plain += padding
-        cost_shared = cost_shared + padding + trees if row else cost_plain
-        in_common = len({request.context for request in requests}) < len(rows)
+        cost_shared = cost_shared + padding + trees if largest else cost_plain
         if cost_shared >= min(cost_plain, cost_alone) and self.declared.reason and in_common:
             warn_once(f"{type(self.model).__name__}: {_limit_of(self.declared)}")
         words = self.model.get_input_embeddings().weight.shape[0]
@@ -240,22 +241,22 @@ class Scorer:
         if isinstance(self.parts, WholeModel):  # each position has a row of logits
             limits = replace(limits, tokens=min(limits.tokens, max(_FEWEST_TOKENS, limits.logits // words)))
         if cost_shared >= cost_plain:
-            return Plan(_batched(requests, Sharing(0), limits), self.parts, modules, Sharing(0))
-        sharing, made = self._try_trees(requests, limits, sharing)
+            return Plan(batched(Sharing(0), limits), self.parts, modules, Sharing(0))
+        sharing, made = self._try_trees(lambda way: batched(way, limits), sharing)
         return Plan(made, self.parts, modules, sharing)
 
     def _try_trees(
-        self, requests: Sequence[TokenRequest], limits: BatchLimits, sharing: Sharing
+        self, batched: Callable[[Sharing], list[list[Tree]]], sharing: Sharing
     ) -> tuple[Sharing, list[list[Tree]]]:
         """Return how long a row with several endings may be, tried on the largest such row, and the batches."""
         if not self._is_tree_exact(SHORT, SHORT_PATH):
             sharing = Sharing(0, "a probe failed or gave different numbers")
-        made = _batched(requests, sharing, limits)
+        made = batched(sharing)
         row, path = _sizes(made)
         while row and not self._is_tree_exact(row, path):
             shorter = row // 2 if row // 2 >= SHORT else 0
             sharing = Sharing(shorter, f"a probe of {row} tokens failed or gave different numbers")
-            made = _batched(requests, sharing, limits)
+            made = batched(sharing)
             row, path = _sizes(made)
         if sharing.reason is not None:
             self._warn(_limit_of(sharing))
