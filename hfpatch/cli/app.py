@@ -81,7 +81,7 @@ def compare(
     if dry_run:
         engines.print_preview(loaded, folder, engine=engine, resume=resume)
         return
-    with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
+    with interruptible(RESUME.format(folder)), choose_progress() as progress:
         run_compare(loaded, folder, resume=resume, progress=progress, engine=engine)
     if is_first_process():
         print_report(folder)

@@ -66,7 +66,7 @@ def pretrain(
         engines.print_preview(loaded, folder, engine=engine, resume=resume, variant=variant)
         return
     else:
-        with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
+        with interruptible(RESUME.format(folder)), choose_progress() as progress:
             compare(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
         end = f"runs of {variant}: {folder / 'runs' / str(variant)}; without --variant and with --resume: the report"
     if is_first_process() and isinstance(loaded, StudyRecipe) and variant is None:
