@@ -37,6 +37,9 @@ class Family:
         factor: the factor of that output before it is added, as a function of the block; None for 1.
         entries: paths, from the attention module, of the modules that read the hidden state, in architectures that
             exchange the attention module at run time; empty where the attention module itself is hooked.
+        query_norm: path, from the attention module, of the norm of the queries; None for one of a common name, such as
+            ``q_norm``, or for none.
+        heads_first: whether that norm reads ``(batch, heads, seq, size)`` instead of ``(batch, seq, heads, size)``.
         norm: path, from a block, of the module whose output is the hidden state; needed where the attention caches its
             input, so that x~ has to be computed before. None: x is changed at the attention's input.
         host: path, from a block, of the module that added modules are put under; None for the attention module. Needed
@@ -61,6 +64,8 @@ class Family:
     exit: str | None = None
     factor: Factor | None = None
     entries: tuple[str, ...] = ()
+    query_norm: str | None = None
+    heads_first: bool = False
     norm: str | None = None
     host: str | None = None
     input_gradients: bool = False

@@ -73,13 +73,23 @@ class QueryHeads:
         if normed.shape[axis] != self.count:
             raise HfpatchError(
                 f"{at}: {self.norm} returns {tuple(normed.shape)}, which has no {self.count} heads at axis {axis}; "
-                "list the attention class in hfpatch/sites/heads.py if its heads come before the sequence"
+                f"declare heads_first={not self.heads_first} in its family"
             )
         return axis
 
 
-def query_heads(attention: nn.Module, config: Any, projections: Mapping[str, Projection]) -> QueryHeads | None:
-    """Return the query heads of an attention module; None where no projection computes the query of whole heads."""
+def query_heads(
+    attention: nn.Module,
+    config: Any,
+    projections: Mapping[str, Projection],
+    *,
+    norm: str | None = None,
+    heads_first: bool = False,
+) -> QueryHeads | None:
+    """Return the query heads of an attention module; None where no projection computes the query of whole heads.
+
+    ``norm`` and ``heads_first`` are those of the family; without a norm there, it is one of a common name.
+    """
     width = projections["query"].columns.size if "query" in projections else 0
     sizes = (getattr(attention, name, None) for name in HEAD_SIZES)
     size = next((size for size in sizes if isinstance(size, int) and size and width % size == 0), None)
@@ -91,8 +101,8 @@ def query_heads(attention: nn.Module, config: Any, projections: Mapping[str, Pro
         count = listed or getattr(config, "num_attention_heads", None)
     if not width or not isinstance(count, int) or not count or width % count:  # a list has a number for each stage
         return None
-    norm = next((name for name in QUERY_NORMS if has_norm(attention, name)), None)
-    return QueryHeads(count, norm, type(attention).__name__ in NORMED_WITH_HEADS_FIRST)
+    norm = norm or next((name for name in QUERY_NORMS if has_norm(attention, name)), None)
+    return QueryHeads(count, norm, heads_first or type(attention).__name__ in NORMED_WITH_HEADS_FIRST)
 
 
 def query_and_key_norms(attention: nn.Module) -> tuple[nn.Module, nn.Module] | None:

@@ -136,6 +136,9 @@ def read_site(
     first = next(iter(projections.values()))
     reader = unwrapped(submodule(attention, first.source or first.path, of=of))
 
+    if family.query_norm is not None:
+        submodule(attention, family.query_norm, of=of)
+
     # What cannot be changed
     refusals = dict(family.refusals(attention) if callable(family.refusals) else family.refusals)
     if has_norm(attention, SHARED_NORM):
@@ -152,7 +155,7 @@ def read_site(
         attention=attention,
         hidden_size=features(reader)[0],
         projections=projections,
-        heads=query_heads(attention, config, projections),
+        heads=query_heads(attention, config, projections, norm=family.query_norm, heads_first=family.heads_first),
         output_path=exit_path if output is None else joined(path, output),
         exit_path=exit_path,
         exit=attention if family.exit is None else submodule(block, family.exit, of=of),

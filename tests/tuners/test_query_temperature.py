@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from architectures.catalogue import make
 from families import logits_of, make_model, make_tokens, perturb
 from peft import HRAConfig, get_peft_model
 
 import hfpatch
-from hfpatch import HfpatchError, QueryTemperatureConfig
+from hfpatch import Family, HfpatchError, QueryTemperatureConfig
+from hfpatch.sites import heads, separate
+from hfpatch.sites.family import DECLARED
 
 MANY = ["gpt_neox", "gpt2", "phi3", "qwen3", "falcon_new_decoder"]  # per head; Conv1D; concatenated; normed; grouped
 HEADS = 4
@@ -53,9 +56,26 @@ def test_a_method_that_bypasses_the_projection_is_refused_unless_a_norm_follows(
 
 
 def test_a_norm_of_another_shape_is_an_error_and_no_wrong_result(monkeypatch):
-    from hfpatch.sites import heads
-
     monkeypatch.setattr(heads, "NORMED_WITH_HEADS_FIRST", {"Qwen3Attention"})
     model = hfpatch.patch(make_model("qwen3"), QueryTemperatureConfig())
     with pytest.raises(HfpatchError, match=r"q_norm returns \(2, 9, 4, 8\), which has no 4 heads at axis 1"):
         logits_of(model, make_tokens())
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_a_family_declares_a_norm_of_the_query(heads_first, monkeypatch):
+    """Of any name, and on heads before or after the sequence."""
+    patched = hfpatch.patch(make("phi/query_norm"), QueryTemperatureConfig())
+    perturb(patched)
+    declared = {"layers": "layers", "attention": "self_attn", "qkv": separate(), "output": "dense", "exit": None}
+    family = Family(name="phi", model_types=("phi",), **declared, query_norm="q_layernorm", heads_first=heads_first)
+    monkeypatch.setitem(DECLARED, "phi", family)
+    monkeypatch.setattr(heads, "QUERY_NORMS", ())
+    monkeypatch.setattr(heads, "NORMED_WITH_HEADS_FIRST", set())
+    model = hfpatch.patch(make("phi/query_norm"), QueryTemperatureConfig())
+    perturb(model)
+    if heads_first:
+        assert torch.equal(logits_of(model, make_tokens()), logits_of(patched, make_tokens()))
+    else:
+        with pytest.raises(HfpatchError, match=r"q_layernorm returns .* at axis 2; declare heads_first=True in"):
+            logits_of(model, make_tokens())
