@@ -66,11 +66,15 @@ def test_the_mean_over_the_gains_that_both_reach():
     assert (exchange.lowest, exchange.highest) == pytest.approx((0, 0.5))
 
 
-def test_a_method_of_one_size():
+def test_a_method_of_one_size_or_of_sizes_that_gain_alike():
     one, other = Sizes(np.array([500.0]), exact([0.5])), Sizes(np.array([100.0, 10_000.0]), exact([0, 1.0]))
     exchange = exchange_rate(one, other, np.ones(25))
     assert exchange.rate == pytest.approx(500 / 1000)
     assert (exchange.lowest, exchange.highest) == pytest.approx((0.5, 0.5))
+    alike = Sizes(np.array([500.0, 900.0]), exact([0.5, 0.5]))  # the least of its sizes is needed
+    assert [exchange_rate(*pair, np.ones(25)).rate for pair in ((alike, other), (other, alike))] == pytest.approx(
+        [0.5, 2]
+    )
 
 
 def test_the_error_over_seeds():
@@ -96,12 +100,6 @@ def test_the_error_over_documents(grouped):
     changes, count = np.array(means) - np.average(shifts, weights=weights), len(means)
     reach = t.ppf(0.975, count - 1) * math.sqrt((count - 1) / count * (changes**2).sum()) / SLOPE
     assert math.log(exchange.high / exchange.low) / 2 == pytest.approx(reach, rel=1e-6)
-
-
-def test_of_sizes_that_gain_alike_the_least_is_needed():
-    flat = Sizes(SIZES[1:3], exact(np.full(2, along(SIZES)[1])))
-    line, ones = Sizes(SIZES, exact(along(SIZES))), np.ones(25)
-    assert [exchange_rate(*pair, ones).rate for pair in ((flat, line), (line, flat))] == pytest.approx([1, 1])
 
 
 @pytest.mark.parametrize(("errors", "known"), [(0.0, False), (1.6, False), (1.8, True)])

@@ -80,6 +80,7 @@ def test_differences_have_intervals_over_seeds_and_documents_or_groups(tmp_path,
     half = math.hypot(stats.t.ppf(0.975, count - 1) * of_documents, stats.t.ppf(0.975, 2) * of_seeds)
     one = compared[1].comparison(TASK, "kl")
     assert (one.difference, one.low, one.high) == pytest.approx((ratio, ratio - half, ratio + half))
+    assert one.test == f"paired t over seeds and {'groups of ' * grouped}documents"
     assert scored.stderr["kl"] == pytest.approx(error_of(kl[2]))
     clusters = Clusters(column="data.group", groups=count) if grouped else None
     assert texts[TASK].clusters == scored.clusters == one.clusters == clusters
