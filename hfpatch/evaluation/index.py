@@ -83,8 +83,7 @@ def entries_of(name: str, added: AddedFolder) -> Index:
     ours = _index(_HFPATCH_FOLDERS)
     if not set("*?[").isdisjoint(name):
         everything = {**_everything(), **ours, **added.index}
-        matches = sorted(fnmatch.filter(everything, name))
-        if not matches:
+        if not fnmatch.filter(everything, name):
             raise HfpatchError(f"--tasks {name}: no task, group or tag has this name")
         return {**everything, name: None}
     for entries in (added.index, ours):
