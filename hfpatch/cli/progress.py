@@ -179,10 +179,6 @@ class RunDisplay(Progress):
         if error is not None:
             self.say(f"failed: {error}")
 
-    def waiting(self, reason: str) -> None:
-        """Say that no unit can be started."""
-        self.say(f"waiting: {reason}")
-
     def lost(self, run: str, reason: str) -> None:
         """Say that a worker ended."""
         self.rows.pop(run, None)

@@ -12,7 +12,7 @@ class Progress:
     """Callbacks for each event, which do nothing; the command line overrides them to show progress."""
 
     def preparing(self, what: str) -> None:
-        """Called when something begins that may take long before any run, such as loading the base."""
+        """Called when something begins that may take long before any run, such as loading the base or waiting."""
 
     def opened(self, engine: str, units: int) -> None:
         """Called before runs are started on several workers, with the engine and the number of open units."""
@@ -22,9 +22,6 @@ class Progress:
 
     def left(self, run: str, units: int, error: str | None = None) -> None:
         """Called when a unit of a run is complete, or failed with ``error``; ``units`` are still open."""
-
-    def waiting(self, reason: str) -> None:
-        """Called now and then while no unit can be started."""
 
     def lost(self, run: str, reason: str) -> None:
         """Called when the worker of a run ended early; its unit is started again from its checkpoint."""

@@ -225,7 +225,7 @@ class _Dispatch:
             self.waiting_since = time.monotonic()
         elif time.monotonic() - self.waiting_since > SAY_WAITING_S:
             self.waiting_since = time.monotonic()
-            self.progress.waiting("no machine has free devices for a run yet")
+            self.progress.preparing("waiting: no machine has free devices for a run yet")
 
     def _read(self, number: int) -> None:
         """Read what became of a unit in the queue, show it, and let the unit wait again if its worker has ended."""
