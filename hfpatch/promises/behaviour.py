@@ -241,7 +241,9 @@ def save_and_load(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool,
     """A saved patch loads to equal logits; its files are safetensors, JSON and a Markdown card."""
     with tempfile.TemporaryDirectory() as folder:
         with perturbed(model, config):
-            saved = logits(model, inputs)
+            with keeping_flags(model):
+                model.requires_grad_(False)  # as what is loaded: torch picks kernels by the flags
+                saved = logits(model, inputs)
             save_patch(model, Path(folder) / "patch")
         kinds = {file.suffix for file in Path(folder).rglob("*") if file.is_file()}
         loaded = logits(load_patch(model, Path(folder) / "patch"), inputs)
