@@ -168,32 +168,38 @@ def test_models_that_leave_out_other_documents_are_scored_and_not_compared_there
 
 def test_a_larger_limit_scores_only_new_documents(folder, tmp_path):
     """A task of its own at a time; a smaller limit, which would leave out what is there, is refused."""
+    rows = [{"text": f"so it is {n}", "choices": ["it is", "was"]} for n in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    choice = {
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{text}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": 0,
+    }
+    write_task(tmp_path, "choice", **choice, metric_list=[{"metric": "acc"}])
+    page = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"}
+    write_task(tmp_path, "page", **page, metric_list=[{"metric": "word_perplexity"}])
+
+    def results_with(tasks, **options):
+        settings = EvaluationSettings(tasks=tasks, include_path=str(tmp_path), **options)
+        return evaluate(settings_of(folder, "a")[0], settings=settings, output=tmp_path / "out")
 
     def scored(**limits):
-        given = {"tasks": {name: {"limit": limit} for name, limit in limits.items()}}
-        settings = EvaluationSettings(**given)
-        results = evaluate(settings_of(folder, "a")[0], settings=settings, output=tmp_path / "out")
-        return {name: (score.n, score.reused) for name, score in results.variants["base"].scores.items()}
+        scores = results_with({name: {"limit": limit} for name, limit in limits.items()}).variants["base"].scores
+        return {name: (score.n, score.reused) for name, score in scores.items()}
 
-    choices = len(items("endings")[0]["endings"])
-    names = {"tinyworld_endings": 4, "tinyworld_text": 2}
-    assert scored(**names) == {"tinyworld_endings": (4, 0), "tinyworld_text": (2, 0)}
-    grown = {**names, "tinyworld_endings": 6}
-    assert scored(**grown) == {"tinyworld_endings": (6, 4 * choices), "tinyworld_text": (2, 2)}
-    answers = read_json(tmp_path / "out" / "results.json")
-    assert answers["variants"]["base"]["scores"]["tinyworld_endings"]["n"] == 6
-    fresh = evaluate(settings_of(folder, "a")[0], settings=EvaluationSettings(tasks=tuple(names), limit=6))
-    assert (
-        fresh.variants["base"].scores["tinyworld_endings"].data_sha256
-        == (answers["variants"]["base"]["scores"]["tinyworld_endings"]["data_sha256"])
-    )
-    with pytest.raises(HfpatchError, match="holds 6 documents of tinyworld_endings, and --limit asks for the first 5"):
-        scored(**{**grown, "tinyworld_endings": 5})
-    settings = EvaluationSettings(tasks=tuple(names))
-    results = evaluate(settings_of(folder, "a")[0], settings=settings, output=tmp_path / "out")
-    assert results.variants["base"].scores["tinyworld_text"].n == len(items("text"))
-    with pytest.raises(HfpatchError, match="holds all documents of tinyworld_endings"):
-        scored(**grown)
+    assert scored(choice=4, page=2) == {"choice": (4, 0), "page": (2, 0)}
+    assert scored(choice=6, page=2) == {"choice": (6, 4 * 2), "page": (2, 2)}
+    written = read_json(tmp_path / "out" / "results.json")["variants"]["base"]["scores"]["choice"]
+    assert written["n"] == 6
+    six = EvaluationSettings(tasks=("choice", "page"), limit=6, include_path=str(tmp_path))
+    fresh = evaluate(settings_of(folder, "a")[0], settings=six).variants["base"].scores["choice"]
+    assert fresh.data_sha256 == written["data_sha256"]
+    with pytest.raises(HfpatchError, match="holds 6 documents of choice, and --limit asks for the first 5"):
+        scored(choice=5, page=2)
+    assert results_with(("choice", "page")).variants["base"].scores["page"].n == len(rows)
+    with pytest.raises(HfpatchError, match="holds all documents of choice"):
+        scored(choice=6, page=2)
 
 
 @pytest.mark.parametrize(
