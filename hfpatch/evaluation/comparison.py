@@ -17,7 +17,6 @@ from hfpatch.evaluation.dependence import Neighbours, find_dependence, residuals
 from hfpatch.evaluation.metrics import Aggregation, Array, metric_of
 from hfpatch.evaluation.reading import Pair, Records, read_metric
 from hfpatch.evaluation.stats import (
-    FEWEST_DOCUMENTS,
     Estimate,
     Part,
     mean_difference,
@@ -26,6 +25,7 @@ from hfpatch.evaluation.stats import (
     paired_accuracies,
     paired_permutation,
 )
+from hfpatch.results.decision import FEWEST_DOCUMENTS
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE
 from hfpatch.results.parts import Clusters, Comparison, TaskResult
 from hfpatch.results.verdicts import within

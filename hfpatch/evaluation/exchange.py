@@ -42,11 +42,11 @@ from hfpatch.evaluation.clusters import Groups, unit_sums
 from hfpatch.evaluation.dependence import Neighbours
 from hfpatch.evaluation.metrics import Array
 from hfpatch.evaluation.reading import Records
-from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, jackknife, over_both
+from hfpatch.evaluation.stats import Estimate, jackknife, over_both
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.pairs import is_lora
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.decision import ALPHA
+from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS
 from hfpatch.results.frontier import Exchange, Frontier, FrontierLine
 from hfpatch.results.parts import TaskResult
 
@@ -110,8 +110,8 @@ def exchange_rate(method: Sizes, reference: Sizes, weights: Array, groups: Group
     low, high = Estimate(value, tuple(jackknife(without - value) for without, *_ in left_out)).interval
     if high - low > max(log[-1] - log[0] for log in logs):
         return unknown("the interval is wider than the sizes are apart")
-    ends = {"rate": value, "low": low, "high": high}
-    return Exchange(**{name: math.exp(log) for name, log in ends.items()}, lowest=lowest, highest=highest)
+    rate, low, high = map(math.exp, (value, low, high))
+    return Exchange(rate=rate, low=low, high=high, lowest=lowest, highest=highest)
 
 
 def _least(x: Array, gains: Array, levels: Array) -> Array:

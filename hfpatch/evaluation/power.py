@@ -21,9 +21,9 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom, chi2, norm
 
-from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part
+from hfpatch.evaluation.stats import Estimate, Part
 from hfpatch.recipes.strict import MOST_SEEDS
-from hfpatch.results.decision import ALPHA, POWER, Design
+from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS, POWER, Design
 
 MOST_DOCUMENTS = 10**8  # beyond these, "no number" is the more useful answer
 _POINTS = 400  # of the distribution of the estimated variance over seeds

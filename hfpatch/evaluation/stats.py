@@ -17,7 +17,6 @@ from hfpatch.evaluation.clusters import Groups, unit_sums
 from hfpatch.evaluation.dependence import residuals
 from hfpatch.evaluation.metrics import Array
 from hfpatch.results.decision import ALPHA, reach
-from hfpatch.results.decision import FEWEST_DOCUMENTS as FEWEST_DOCUMENTS
 
 _RESAMPLES = 9999  # so that the smallest p, 1e-4, is far below every level that decides
 _BLOCK = 1 << 22  # random signs at once: 32 MiB as float64

@@ -11,12 +11,11 @@ from typing import Any
 from hfpatch.errors import HfpatchError, listed
 from hfpatch.evaluation.power import ASSUMED, ASSUMED_OF_PAIRS, Assumed, Differences
 from hfpatch.evaluation.sizing import Spread
-from hfpatch.evaluation.stats import FEWEST_DOCUMENTS
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import HELD_OUT, Asked
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.decision import ALPHA, POWER
+from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS, POWER
 from hfpatch.results.folder import load_results
 from hfpatch.results.forecast import Detectable, Forecast, PlannedQuestion, PlannedTask
 from hfpatch.results.parts import Comparison
