@@ -38,7 +38,13 @@ def test_the_page_has_the_numbers_of_the_markdown(folder):
 COMPARED = sorted(path.parent for path in RESULTS.glob("**/results.json") if '"kind": "comparison"' in path.read_text())
 
 
-@pytest.mark.parametrize("folder", COMPARED, ids=lambda path: path.relative_to(RESULTS).as_posix())
+LONG = {"frontier": pytest.mark.slow}  # 525 comparisons
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(path, marks=LONG.get(path.name, ()), id=path.relative_to(RESULTS).as_posix()) for path in COMPARED],
+)
 def test_every_committed_difference_follows_from_the_documents(folder):
     def key_of(one):
         return one.method, one.reference, one.task, one.metric
