@@ -137,8 +137,7 @@ def run_scratch(model, folder, **values):
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        ("gpt2, mlp", {"compile": True}),
-        pytest.param("llama, fused", {"compile": True}, marks=pytest.mark.slow),
+        *(pytest.param(name, {"compile": True}, marks=pytest.mark.slow) for name in ("gpt2, mlp", "llama, fused")),
         *((name, {"micro_batch_size": 1}) for name in MODELS),
         *((name, {"gradient_checkpointing": True}) for name in MODELS if "mlp" not in name),
     ],
