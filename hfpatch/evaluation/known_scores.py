@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hfpatch.recipes.base import ModelSettings
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.results.parts import TaskResult
 
 _SIGMAS = 3.0  # a correct base is refused once in 370 times
@@ -95,11 +96,11 @@ def check_known_scores(
         plain: whether prompts are as published, with neither a chat template nor a system message.
 
     Returns:
-        One sentence for each result that is outside the tolerance of a published score, and a sentence if no result has
-        a published score to compare with.
+        One sentence for each result that is outside the tolerance of a published score, and a sentence if there are
+        tasks and none has a published score to compare with; held-out text is no task.
     """
     published = _published(model, results) if plain else []
-    if not published and results:
+    if not published and results.keys() - {HELD_OUT}:
         name = model.full_name + (f" (revision {model.revision})" if model.revision else "")
         return [], [f"hfpatch knows no published score of {name} on these tasks, so its scores could not be checked."]
     surprises = []

@@ -8,6 +8,7 @@ from hfpatch.evaluation import check_known_scores
 from hfpatch.evaluation.known_scores import KNOWN_SCORES
 from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.strict import read_yaml
 from hfpatch.support.folders import recipes_dir
 
@@ -104,7 +105,8 @@ def test_where_nothing_is_known_that_is_said(name, revision, given):
     surprises, (unknown,) = check(0.1, name, revision, **given)
     assert surprises == []
     assert f"no published score of {name}" in unknown
-    assert check_known_scores(ModelSettings(name=name, revision=revision), {}) == ([], [])  # nothing to compare
+    text = results(0.1, task=HELD_OUT, metric="nats_per_token")
+    assert check_known_scores(ModelSettings(name=name, revision=revision), text) == ([], [])  # no task
 
 
 def test_the_recipes_of_real_models_are_gated_where_a_score_is_known():
