@@ -97,6 +97,14 @@ class MethodModel(BaseTuner):
                 _LOGGED.add(line)
                 _logger.log(level, line)
 
+    @classmethod
+    def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
+        """Return a tensor's name in a file: PEFT looks for the adapter's only right before the last part of a name."""
+        spec = cls.tuner_layer_cls.method.spec
+        part = rf"(\.{re.escape(spec.child)}\.{re.escape(spec.prefix)}[^.]+)\.{re.escape(adapter_name)}(?=\.)"
+        name = re.sub(part, r"\1", key)
+        return name if name != key else str(super()._remove_adapter_name_from_key(key, adapter_name))
+
     def _check_target_module_exists(self, peft_config: Any, key: str) -> Any:  # type: ignore[override]  # PEFT's is static
         match = check_target_module_exists(peft_config, key)
         return match if isinstance(match, _ExcludedModule) else key in self._sites

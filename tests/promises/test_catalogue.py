@@ -3,8 +3,9 @@
 import peft_catalogue
 import pytest
 from families import make_model, make_tokens
-from own_methods import defined, forgotten
+from own_methods import defined, forgotten, low_rank
 from peft.tuners import tuners_utils
+from torch import nn
 
 import hfpatch
 from hfpatch.promises import catalogue, run
@@ -49,10 +50,19 @@ def test_the_page_lists_what_is_tried_and_nothing_that_is_not():
     assert sum(line.startswith("| `") for line in PAGE.splitlines()) >= len(peft_catalogue.CASES)
 
 
-def test_a_method_of_ones_own_gets_it_unasked(monkeypatch):
+def in_a_sequence(self, site, seed):
+    parts = low_rank(site, seed, site.width("query"))
+    return nn.ModuleDict({"both": nn.Sequential(parts["a"], nn.Sequential(nn.SiLU(), parts["b"]))})
+
+
+SEQUENCE = {"build": in_a_sequence, "query": lambda self, parts, q, x, site: q + parts["both"](x)}
+
+
+@pytest.mark.parametrize("members", [{}, SEQUENCE], ids=["flat", "modules in modules"])
+def test_a_method_of_ones_own_gets_it_unasked(members, monkeypatch):
     monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[1] is catalogue.peft_calls])
     with forgotten():
-        (verdict,) = hfpatch.check(make_model("llama"), defined(method="mine")()).verdicts
+        (verdict,) = hfpatch.check(make_model("llama"), defined(**members)()).verdicts
     assert (verdict.promise, verdict.holds) == ("PEFT's features", True)
     refused = [name for name in catalogue.REFUSABLE if name != "rows"]
     assert verdict.measured == f"13 of 18 on a tiny twin; refused, with the reason: {', '.join(refused)}"
