@@ -15,7 +15,7 @@ import forked
 import huggingface_hub.constants
 import pytest
 import torch
-from cli.conftest import refused
+from cli.conftest import RECIPE, refused
 from transformers import LlamaConfig, MambaConfig, ZambaConfig
 
 import hfpatch
@@ -30,16 +30,6 @@ from hfpatch.training.interruption import Terminated
 
 COMMANDS = ["compare", "train", "eval", "report", "check", "inspect"]
 COMMANDS += ["pretrain", "tokenize", "plan", "explore", "push", "export"]
-RECIPE = """\
-name: small
-data: {block_size: 32, max_documents: 60}
-training: {steps: 3, warmup_steps: 1, batch_size: 2}
-evaluation: {tasks: [tinyworld_cloze], limit: 4}
-methods:
-  baseline: []
-  pre_projection:
-    - type: pre_projection
-"""
 
 
 @pytest.fixture

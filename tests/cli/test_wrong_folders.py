@@ -5,19 +5,10 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from cli.conftest import RECIPE
 
 from hfpatch.__main__ import main
 
-RECIPE = """\
-name: small
-data: {block_size: 32, max_documents: 60}
-training: {steps: 3, warmup_steps: 1, batch_size: 2, seeds: [0]}
-evaluation: {tasks: [tinyworld_cloze], limit: 4}
-methods:
-  baseline: []
-  pre_projection:
-    - type: pre_projection
-"""
 STUDY = """\
 name: study
 architecture: {model_type: gpt2, n_embd: 16, n_head: 2, n_layer: 1, n_positions: 32, biases: false}
