@@ -54,7 +54,6 @@ CASES = {
 
 FAMILIES = list(CASES)
 FEW = ["gpt_neox", "gpt2", "gemma2"]  # fused per head; Conv1D; sandwich norms with grouped queries
-TIED = {"gpt2", "gemma", "gemma2", "opt", "opt_post_norm", "bloom", "bloom_post_norm_residual"}
 
 
 def model_type(case: str) -> str:

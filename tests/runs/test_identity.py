@@ -183,8 +183,6 @@ def edit_json(name, **changed):
 
 
 def edit_the_weights(folder):
-    from safetensors.torch import load_file, save_file
-
     path = folder / "base" / "model.safetensors"
     tensors = load_file(path)
     next(iter(tensors.values())).view(-1)[0] += 0.5

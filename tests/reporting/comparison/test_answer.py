@@ -4,7 +4,6 @@ import pytest
 from reporting.big import write_big_run
 from reporting.conftest import document_of
 from reporting.ten_methods import ten_methods
-from scipy import stats
 
 from hfpatch.reporting.comparison.answer import (
     changed_text,
@@ -21,7 +20,6 @@ from hfpatch.results.folder import load_results
 from hfpatch.results.verdicts import Verdict
 
 TEXT, CLOZE, ENDINGS, SKIP = "tinyworld_text", "tinyworld_cloze", "tinyworld_endings", "pre_projection_skip"
-T6 = stats.t.ppf(1 - 0.025 / 6, 100) / stats.t.ppf(0.975, 100)  # the example compares six pairs with the base
 
 
 def rows(results):
