@@ -34,7 +34,8 @@ def fold(model: Model) -> Model:
         raise HfpatchError("the model has no adapter to fold; patch it with PreProjectionConfig(activation='identity')")
     for name, layer in wrappers:
         if not isinstance(layer, MethodLayer):
-            raise HfpatchError(f"{name}: a {type(layer).__name__} cannot be folded; only hfpatch's own methods can")
+            kind = f"{type(layer).__module__}.{type(layer).__name__}"
+            raise HfpatchError(f"{name}: a {kind} cannot be folded; only hfpatch's own methods can")
         if idle := [adapter for adapter in layer.configs if adapter not in layer.active_adapters]:
             raise HfpatchError(f"{name}: {idle[0]!r} is not active, and would be lost; activate it or delete it")
     folded = []

@@ -178,7 +178,7 @@ def as_it_is(model):
         (as_it_is, [PreProjectionConfig(activation="identity", gated=True)], "the gate depends on the input"),
         (as_it_is, [PreProjectionConfig(activation="identity", content_skip=True)], "no matrix .* leads from x~ to"),
         (as_it_is, [PreProjectionConfig(expansion=0, content_skip=True)], "no matrix .* leads from x~ to the residual"),
-        (as_it_is, [LINEAR, LoraConfig(r=2, target_modules=["o_proj"])], "a Linear cannot be folded; only hfpatch's"),
+        (as_it_is, [LINEAR, LoraConfig(r=2, target_modules=["o_proj"])], "a peft.tuners.lora.layer.Linear cannot be"),
         (as_it_is, [LINEAR, NonlinearQueryConfig(activation="identity")], "input_norm='rmsnorm' divides by the size"),
         (as_it_is, [LINEAR, OutputGateConfig()], "the output gate cannot be merged .*: the gate depends on the input"),
         (as_it_is, [LoReFTConfig(at="branch")], "o_proj has no bias"),
