@@ -147,7 +147,7 @@ def _inspect_base(inspection: Inspection) -> None:
             relations += head_relations(base.model, [layer])
             deviations.append(gauge_deviation(base.model, layer))
         inspection.relations, inspection.gauge = relations, max(deviations, default=None)
-    behind = [site for site in find_sites(base.model) if normed(site.attention)]
+    behind = [site for site in find_sites(base.model) if normed(site.attention, site.heads)]
     if inspection.relations and behind:
         folded = all(norm_gains(site) is not None for site in behind)
         rest = "the division by their size" if folded else "the norms (B stands before them)"

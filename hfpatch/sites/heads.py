@@ -115,9 +115,10 @@ def query_and_key_norms(attention: nn.Module) -> tuple[nn.Module, nn.Module] | N
     return None
 
 
-def normed(attention: nn.Module) -> bool:
-    """Return whether an attention module norms its queries or its keys."""
-    return any(has_norm(attention, name) for name in (*QUERY_NORMS, *KEY_NORMS.values(), SHARED_NORM))
+def normed(attention: nn.Module, heads: QueryHeads | None) -> bool:
+    """Return whether an attention module norms its queries or its keys, by common names or as its heads say."""
+    declared = [heads.norm] if heads is not None and heads.norm is not None else []
+    return any(has_norm(attention, name) for name in (*declared, *QUERY_NORMS, *KEY_NORMS.values(), SHARED_NORM))
 
 
 def has_norm(attention: nn.Module, name: str) -> bool:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hfpatch.recipes.base import ModelSettings
 from hfpatch.reporting.inspection.document import inspection_document
 from hfpatch.reporting.inspection.figures import figures
 from hfpatch.runs import inspect, inspection
+from hfpatch.sites.family import DECLARED
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import checkpoint
 from hfpatch.training.architecture import build_model
@@ -94,12 +96,23 @@ def test_a_base_alone_shows_its_relation_and_says_nothing_of_patches():
     assert figures_of(results) == ["attention", "relation", "offsets"]
 
 
-@pytest.mark.parametrize(("norm", "reason"), [("RMSNorm", "gains are: B ="), ("LayerNorm", "B stands before them")])
-def test_norms_behind_the_projections_are_named(monkeypatch, norm, reason):
+@pytest.mark.parametrize(
+    ("norm", "names", "reason"),
+    [
+        ("RMSNorm", ("q_norm", "k_norm"), "gains are: B ="),
+        ("LayerNorm", ("q_norm", "k_norm"), "B stands before them"),
+        ("RMSNorm", ("declared", "other"), "B stands before them"),
+    ],
+)
+def test_norms_behind_the_projections_are_named(monkeypatch, norm, names, reason):
+    if "declared" in names:
+        monkeypatch.setitem(DECLARED, "gpt_neox", replace(DECLARED["gpt_neox"], query_norm="declared"))
+
     def with_norms(*arguments, **options):
         base = load_base(*arguments, **options)
         for layer in base.model.gpt_neox.layers:
-            layer.attention.q_norm, layer.attention.k_norm = (getattr(torch.nn, norm)(32) for _ in range(2))
+            for name in names:
+                setattr(layer.attention, name, getattr(torch.nn, norm)(32))
         return base
 
     monkeypatch.setattr(inspection, "load_base", with_norms)
