@@ -527,14 +527,15 @@ def test_a_method_that_changes_the_base_is_refused(recipe, tmp_path, monkeypatch
     """Again where it is resumed: nothing that was trained counts as complete."""
     real = hfpatch.runs.train_eval.train_probe
 
-    def changing(model, on_step, **options):
-        base = next(parameter for parameter in model.parameters() if not parameter.requires_grad)
+    def changing(model, run, *, resume):
+        base, on_step = next(p for p in model.parameters() if not p.requires_grad), run.on_step
 
         def step(record):
             base.data += 1e-3
             on_step(record)
 
-        return real(model, on_step=step, **options)
+        run.on_step = step
+        return real(model, run, resume=resume)
 
     monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", changing)
     for _ in range(2):
