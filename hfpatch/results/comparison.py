@@ -113,6 +113,14 @@ class ComparisonResults(Tabular):
                     raise ValueError(f"{key}: {name!r} is none of the methods{nearest(name, self.methods)}")
         return self
 
+    @model_validator(mode="after")
+    def _looks_are_numbers(self) -> ComparisonResults:
+        seeds = self.training.get("seeds")
+        looks = seeds.get("looks") if isinstance(seeds, dict) else [1]
+        if not (isinstance(looks, list) and looks and all(isinstance(number, int) for number in looks)):
+            raise ValueError(f"training.seeds is {seeds}; must be seeds, or have looks with numbers of seeds")
+        return self
+
     @computed_field  # type: ignore[prop-decorator]  # pydantic stacks it on properties
     @cached_property
     def verdicts(self) -> list[Verdict]:

@@ -34,6 +34,7 @@ def broken(changes):
 @also(changes=[(("data", "held_out"), "x"), (("tuning", "learning_rates"), [])])
 @also(changes=[(("methods", "baseline", "runs", "1", "evaluation", "tinyworld_cloze", "metrics", "acc"), 1e308)])
 @also(changes=[(("comparisons", 5, "method"), "")])
+@also(changes=[(("training", "seeds"), {"x": 1})])
 @also(
     changes=[
         (("questions",), [{"question": "gain", "pairs": [["pre_projection_skip", "b"]], "on": ["tinyworld_text"]}])
