@@ -146,7 +146,7 @@ def cache(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
         ways.append(("logits change by {:.1g} of the largest with later tokens", lambda: leak(model, inputs, name)))
     with hooked([model.register_forward_pre_hook(count, with_kwargs=True)]):
         verdict = within(model, config, text, difference, *ways)
-    if min(read, default=1) > 1:
+    if verdict[0] and min(read, default=1) > 1:
         return True, f"does not apply: {type(model).__name__} reads all tokens again at every step, with use_cache=True"
     return verdict
 

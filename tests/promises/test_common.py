@@ -194,24 +194,37 @@ def ignoring(self, *args, past_key_values=None, use_cache=False, **kwargs):
     return LlamaForCausalLM.forward(self, *args, use_cache=False, **kwargs)
 
 
+def raising(self, parts, q, x, site):
+    raise ValueError("no query today")
+
+
 @pytest.mark.parametrize(
-    ("cut", "message"),
+    ("cut", "message", "excused"),
     [
-        (LlamaForCausalLM.prepare_inputs_for_generation, "itself does not, without hfpatch: logits of 6 greedy tokens"),
+        (
+            LlamaForCausalLM.prepare_inputs_for_generation,
+            "itself does not, without hfpatch: logits of 6 greedy tokens",
+            True,
+        ),
         (
             lambda self, input_ids, attention_mask, **kwargs: {"input_ids": input_ids},
             "reads all tokens again at every step, with use_",
+            False,
         ),
     ],
     ids=["reads the last token alone", "reads all tokens"],
 )
-def test_a_base_that_ignores_its_cache_is_said(cut, message):
-    model = make_model("llama")
+def test_a_base_that_ignores_its_cache_is_said(cut, message, excused):
+    """A patch without generation fails where the base generates, whatever the base does with its cache."""
+    model, inputs = make_model("llama"), {"input_ids": make_tokens()}
     model.__class__ = type("Ignoring", (LlamaForCausalLM,), {"forward": ignoring, "prepare_inputs_for_generation": cut})
-    holds, measured = behaviour.cache(model, PreProjectionConfig(), {"input_ids": make_tokens()})
+    holds, measured = behaviour.cache(model, PreProjectionConfig(), inputs)
     assert holds
     assert measured.startswith("does not apply: ")
     assert message in measured
+    with forgotten():
+        holds, measured = behaviour.cache(model, defined(query=raising)(), inputs)
+    assert holds == excused, measured
 
 
 def test_each_kind_of_checkpointing_is_excused_by_itself():
