@@ -168,9 +168,11 @@ def _inspect_patch(inspection: Inspection, rows: list[list[int]]) -> None:
         fit, held_out = batches_of(rows[::2], pad=pad), batches_of(rows[1::2], pad=pad)
         with _noted(notes, "Linear stand-in"):
             inspection.linearised = linearise(model, fit, held_out)
-        with _noted(notes, "Sizes on the text"):
+        with _noted(notes, "Sizes of content skips on the text"):
             inspection.skip_sizes = skip_sizes(model, held_out)
+        with _noted(notes, "Sizes of pre-projections on the text"):
             inspection.pre_projection_sizes = pre_projection_sizes(model, held_out)
+        with _noted(notes, "Sizes of nonlinear terms on the text"):
             inspection.query_sizes = query_sizes(model, held_out)
         inspection.ablations = ablate_layers(model, lambda scored: document_losses(scored, held_out))
         inspection.gradients = gradient_norms(model, held_out)

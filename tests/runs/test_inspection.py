@@ -202,5 +202,6 @@ def test_what_cannot_be_measured_is_noted_and_the_rest_is_shown(run, tmp_path, m
     results = inspect(MODEL, run / "patch", text=str(text))
     assert results.linearised == results.skip_sizes == []
     assert any("too few to fit" in note for note in results.notes)
-    assert "Sizes on the text: not shown; an attention reads 2 x 36 positions." in results.notes
+    assert "Sizes of content skips on the text: not shown; an attention reads 2 x 36 positions." in results.notes
+    assert len(results.pre_projection_sizes) == len(results.query_sizes) == 4
     assert results.ablations is not None
