@@ -92,12 +92,12 @@ def read_manifest(path: Path) -> Manifest:
 
 def refuse_as_model(folder: Path) -> None:
     """Raise :class:`HfpatchError` if the folder is a patch, an adapter or a run: options take these elsewhere."""
-    if any((folder / file).is_file() for file in (MANIFEST, CONFIG)):
+    is_patch = any((folder / file).is_file() for file in (MANIFEST, CONFIG))
+    if patches := [folder] if is_patch else _patches_of(folder):
         raise HfpatchError(
-            f"{folder}: is a patch and no model; give the base that it was made for, and to eval or inspect the patch "
-            f"with --patch {folder}"
+            f"{folder}: is a {'patch' if is_patch else 'run'} and no model; give its base, and to eval or inspect a "
+            f"patch add --patch {patches[0]}"
         )
-    refuse_a_run(folder)
 
 
 def example_model(folder: Path) -> str:
@@ -108,5 +108,9 @@ def example_model(folder: Path) -> str:
 
 def refuse_a_run(directory: Path) -> None:
     """Raise :class:`HfpatchError` with the place of the patches if the folder is a run."""
-    if patches := sorted(directory.glob("runs/*/seed-*/patch")):
+    if patches := _patches_of(directory):
         raise HfpatchError(f"{directory}: is a run; give one of its patches, such as {patches[0]}")
+
+
+def _patches_of(run: Path) -> list[Path]:
+    return sorted(run.glob("runs/*/seed-*/patch"))
