@@ -78,23 +78,6 @@ def test_records_that_changed_since_are_read_themselves(tmp_path):
     assert read_values(tmp_path) == {}
 
 
-def test_comparisons_are_the_same_with_and_without_them(tmp_path, monkeypatch):
-    runs = {"baseline": {0: tmp_path / "base"}, "method": {seed: tmp_path / f"seed-{seed}" for seed in (0, 1)}}
-    folders = [tmp_path / "base", *runs["method"].values()]
-    write_random(folders)
-    for primary in ("acc", "bits_per_byte"):
-        tasks = quiz(primary)
-        from_records = compare(Records(runs), tasks=tasks, references={"method": ["baseline"]})
-        for folder in folders:
-            write_values(folder, ["quiz"])
-        with monkeypatch.context() as patched:
-            patched.setattr(records, "read_lines", lambda path: pytest.fail(f"{path} was read"))
-            patched.setattr("hfpatch.evaluation.reading.read_lines", records.read_lines)
-            assert compare(Records(runs), tasks=tasks, references={"method": ["baseline"]}) == from_records
-        for folder in folders:
-            (folder / VALUES).unlink()
-
-
 def test_values_of_another_layout_are_written_again_from_their_records(tmp_path):
     folder = tmp_path / "runs" / "lora" / "seed-0" / "evaluations"
     write_values(write(folder), ["quiz"])
@@ -110,23 +93,31 @@ def test_values_of_another_layout_are_written_again_from_their_records(tmp_path)
 
 
 @pytest.mark.parametrize("clusters", [None, 12, 60])  # of 60 documents
-def test_a_comparison_is_the_same_from_its_published_values(clusters, tmp_path):
+def test_a_comparison_is_the_same_from_its_values_and_from_published_ones(clusters, tmp_path, monkeypatch):
     runs = {
         name: {seed: tmp_path / "runs" / name / f"seed-{seed}" / "evaluations" for seed in seeds}
         for name, seeds in {"baseline": (0,), "method": (0, 1)}.items()
     }
     folders = [folder for of_method in runs.values() for folder in of_method.values()]
     write_random(folders, clusters=clusters or 12)
+    of = None if clusters is None else {"column": "passage", "groups": clusters}
+
+    def compared():
+        asked = [quiz(primary, of) for primary in ("acc", "bits_per_byte")]
+        return [compare(Records(runs), tasks, {"method": ["baseline"]}) for tasks in asked]
+
+    from_records = compared()
     for folder in folders:
         write_values(folder, ["quiz"])
-    of = None if clusters is None else {"column": "passage", "groups": clusters}
-    asked = [quiz(primary, of) for primary in ("acc", "bits_per_byte")]
-    from_records = [compare(Records(runs), tasks=tasks, references={"method": ["baseline"]}) for tasks in asked]
+    if clusters is None:  # groups are read in the records
+        monkeypatch.setattr(records, "read_lines", lambda path: pytest.fail(f"{path} was read"))
+        monkeypatch.setattr("hfpatch.evaluation.reading.read_lines", records.read_lines)
+    assert compared() == from_records
     groups = {"quiz": np.arange(60) % 12} if clusters == 12 else {}  # groups of one document are not kept
     write_published(tmp_path, runs, [("quiz", "acc"), ("quiz", "bits_per_byte")], groups)
     shutil.rmtree(tmp_path / "runs")
     assert published_runs(tmp_path) == runs
-    assert [compare(Records(runs), tasks, {"method": ["baseline"]}) for tasks in asked] == from_records
+    assert compared() == from_records
     (tmp_path / VALUES).unlink()
     with pytest.raises(HfpatchError, match="no values of a comparison"):
         published_runs(tmp_path)
