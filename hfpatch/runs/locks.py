@@ -87,7 +87,7 @@ def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[Ho
             renewer.join()
         for path in held:
             with suppress(OSError, HfpatchError):
-                if (_read(path) or {}).get("token") == holder["token"]:
+                if (read_holder(path) or {}).get("token") == holder["token"]:
                     path.unlink()
         with suppress(OSError):  # others may hold theirs
             (out / FOLDER).rmdir()
@@ -111,7 +111,7 @@ def new_holder() -> Holder:
 def remove_lost(out: Path, name: str, token: str) -> None:
     """Remove the lock of a process that is known to have ended on another machine; here it is seen to be stale."""
     with suppress(OSError, HfpatchError):
-        holder = _read(out / FOLDER / name) or {}
+        holder = read_holder(out / FOLDER / name) or {}
         if holder.get("token") == token and has_ended(holder) is None:
             (out / FOLDER / name).unlink()
 
@@ -120,7 +120,7 @@ def remove_abandoned(out: Path) -> None:
     """Remove the locks of killed processes, including those on complete work, which nobody takes again."""
     for path in (out / FOLDER).glob("[!.]*"):
         with suppress(HfpatchError):  # whoever takes one that cannot be read says so
-            holder = _read(path)
+            holder = read_holder(path)
             if holder is not None and _is_gone(path, holder):
                 _remove_stale(path, holder)
     with suppress(OSError):  # others may hold theirs
@@ -133,7 +133,9 @@ def _take(path: Path, holder: Holder, deadline: float) -> None:
         try:
             return _create(path, json.dumps(holder))
         except FileExistsError:
-            other = _read(path)
+            other = read_holder(path)
+            if other and other.get("token") == holder["token"]:
+                return None  # NFS repeats a request whose answer was lost
         except FileNotFoundError:
             continue  # another process has just removed the empty folder
         except OSError as error:
@@ -179,7 +181,7 @@ def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
     while not ended.wait(RENEW_S):
         for path in held:
             with suppress(OSError, HfpatchError):  # a network file system may be away for a while
-                other = _read(path)
+                other = read_holder(path)
                 if other is None:  # removed by hand
                     _take(path, holder, deadline=0.0)
                 elif other.get("token") == holder["token"]:
@@ -200,7 +202,7 @@ def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
                     return
 
 
-def _read(path: Path) -> Holder | None:
+def read_holder(path: Path) -> Holder | None:
     """Return the holder of a lock, an empty one if it has no name yet, or None if the lock was released.
 
     Raises:
@@ -232,7 +234,7 @@ def _remove_stale(path: Path, holder: Holder) -> None:
     except OSError:
         return  # the folder was removed meanwhile, or cannot be written, which creating the lock reports
     try:
-        current = _read(path)
+        current = read_holder(path)
         if current is not None and current.get("token") == holder.get("token") and _is_gone(path, current):
             path.unlink(missing_ok=True)
     finally:

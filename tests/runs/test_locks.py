@@ -149,6 +149,20 @@ def test_a_file_system_without_links_has_locks(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_link_that_a_network_file_system_made_twice_is_a_lock(tmp_path, monkeypatch):
+    """NFS sends a request again whose answer was lost, and then says that the file exists."""
+    link = Path.hardlink_to
+
+    def repeated(path, draft):
+        link(path, draft)
+        link(path, draft)
+
+    monkeypatch.setattr(Path, "hardlink_to", repeated)
+    with hold(tmp_path, [LOCK]):
+        assert f"in use by process {os.getpid()} " in refused(tmp_path, LOCK)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_of_many_gets_a_lock_that_its_holder_left(tmp_path):
     put(tmp_path, STALE_S + 60, ELSEWHERE)
     barrier, release, results = threading.Barrier(8), threading.Event(), []
