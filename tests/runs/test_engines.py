@@ -158,12 +158,18 @@ def test_workers_of_a_machine_remove_what_a_killed_driver_left(tmp_path, monkeyp
         (tmp_path / f"hfpatch-{name}").mkdir()
         (tmp_path / f"hfpatch-{name}" / "driver").write_text(json.dumps(holder))
         (tmp_path / f"hfpatch-{name}" / "output").write_text("loaded")
+    others = [b"[]", b"1", b"{}", b"", b"\xff"]  # files of other programs
+    for number, content in enumerate(others):
+        (tmp_path / f"hfpatch-{number}").mkdir()
+        (tmp_path / f"hfpatch-{number}" / "driver").write_bytes(content)
+    (tmp_path / "hfpatch-folder" / "driver").mkdir(parents=True)
+    left = {"hfpatch-lives", "hfpatch-folder", *(f"hfpatch-{number}" for number in range(len(others)))}
     with ExitStack() as stack:
         processes.Processes(EngineSettings(jobs=1), stack, works=False)
-        ours = {path.name for path in tmp_path.iterdir()} - {"hfpatch-lives"}
+        ours = {path.name for path in tmp_path.iterdir()} - left
         assert len(ours) == 1
         assert not has_ended(read_json(tmp_path / ours.pop() / "driver"))
-    assert [path.name for path in tmp_path.iterdir()] == ["hfpatch-lives"]
+    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 @pytest.mark.parametrize(

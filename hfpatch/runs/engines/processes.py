@@ -22,7 +22,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.forking import CODE, OUTPUT
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.work import BORN, TASK, Job
-from hfpatch.runs.locks import birth, has_ended, new_holder
+from hfpatch.runs.locks import birth, has_ended, new_holder, read_holder
 from hfpatch.support.cpu import count_cores
 from hfpatch.training.processes import runs_on_cpu
 
@@ -178,8 +178,8 @@ class Processes:
 
 def _remove_folders_of_killed_drivers() -> None:
     for file in Path(tempfile.gettempdir()).glob(f"hfpatch-*/{_DRIVER}"):
-        with suppress(OSError, ValueError):  # of another user, or removed meanwhile
-            if has_ended(json.loads(file.read_text(encoding="utf-8"))):
+        with suppress(OSError, HfpatchError):  # of another user, or removed meanwhile
+            if has_ended(read_holder(file) or {}):
                 shutil.rmtree(file.parent)
 
 
