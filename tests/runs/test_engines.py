@@ -24,7 +24,7 @@ from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare
-from hfpatch.runs.engines import processes, work
+from hfpatch.runs.engines import processes, ray, work
 from hfpatch.runs.engines.driver import Engine, open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS
@@ -300,11 +300,15 @@ def test_a_unit_that_fails_hands_its_inputs_to_no_other(tmp_path, monkeypatch):
         assert Entry.find(queue / f"{number}.json").error == error
     assert Session.loaded == 2
 
-    # hfpatch was edited before this worker imported it
+    # A worker that starts after an edit of hfpatch ends, and leaves the units to the others
     Entry().write(queue / "0.json")
-    assert work.Worker(work.Job(plan, queue, {}, tmp_path, 1, EngineSettings(jobs=1), "edited"), 0).attempt(0)
-    assert "is not what this command was started with" in Entry.find(queue / "0.json").error
-    assert Session.loaded == 2
+    edited = work.Job(plan, queue, {}, tmp_path, 1, EngineSettings(jobs=1), "edited")
+    with pytest.raises(SystemExit, match="is not what this command was started with"):
+        work.work(edited, 0)
+    assert Entry.find(queue / "0.json").waits
+    (queue / work.OPEN).touch()
+    monkeypatch.setattr(ray, "version", lambda package: "1.0")  # Ray need not be installed
+    assert "hfpatch's code is" in ray.work_there(edited, 0, {**ray.current_versions(), "hfpatch's code": "edited"})
 
 
 @pytest.mark.parametrize(

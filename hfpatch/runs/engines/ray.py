@@ -21,6 +21,7 @@ from hfpatch.runs.engines.settings import LOCAL, EngineSettings
 from hfpatch.runs.engines.work import OPEN, Job, work
 from hfpatch.runs.locks import new_holder
 from hfpatch.support.signals import sigterm_kept
+from hfpatch.support.sources import CODE_SHA256
 from hfpatch.support.version import __version__
 
 CONNECT_S = 10.0
@@ -146,7 +147,7 @@ def work_there(job: Job, seat: int, versions: Mapping[str, str]) -> str | None:
         if there != versions[name]
     ]
     if differ:
-        return f"versions differ: {'; '.join(differ)}; install the same on all machines"
+        return f"versions differ: {'; '.join(differ)}; install the same on all machines and repeat with --resume"
     if job.settings.processes == 1:
         work(job, seat)
         return None
@@ -160,4 +161,5 @@ def work_there(job: Job, seat: int, versions: Mapping[str, str]) -> str | None:
 def current_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide a number here."""
     packages = {name: version(name) for name in ("torch", "transformers", "peft", "ray")}
-    return {"python": platform.python_version(), "hfpatch": __version__, **packages}
+    code = {"hfpatch": __version__, "hfpatch's code": CODE_SHA256[:12]}
+    return {"python": platform.python_version(), **code, **packages}

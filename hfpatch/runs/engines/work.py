@@ -69,7 +69,13 @@ class Job:
 
 
 def work(job: Job, seat: int) -> None:
-    """Complete units until the driver closes the queue or is gone; then SIGTERM saves what is trained."""
+    """Complete units until the driver closes the queue or is gone; then SIGTERM saves what is trained.
+
+    Raises:
+        SystemExit: if this process has imported other code than the driver.
+    """
+    if job.code != CODE_SHA256:
+        sys.exit(f"the code in {_PACKAGE} is not what this command was started with; repeat it with --resume")
     with suppress(OSError):  # another machine need not have it, if all paths are absolute
         os.chdir(job.folder)
     worker = Worker(job, seat)
@@ -143,10 +149,6 @@ class Worker:
                 if job.settings.launch_config is not None and unit.action in MEASURING:
                     os.environ.update({FSDP: "false", DEEPSPEED: "false"})  # it takes a whole model on each process
                 start_processes().wait_for_everyone()
-                if job.code != CODE_SHA256:
-                    raise HfpatchError(
-                        f"the code in {_PACKAGE} is not what this command was started with; repeat it with --resume"
-                    )
                 if self._session is None:  # load what all units share
                     torch.set_num_threads(job.threads)
                     session = TrainEvalSession(job.plan)
