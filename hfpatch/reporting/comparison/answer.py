@@ -363,7 +363,8 @@ def _losses(results: ComparisonResults, order: Sequence[str]) -> list[_Column]:
     baseline, *variants = (results.by_seed(name, HELD_OUT, NATS_PER_TOKEN) for name in order)
     losses, counts = list[str](), {len(scores) for scores in (baseline, *variants) if scores}
     for scores in (baseline, *variants):
-        seeds = f" ({len(scores)} seeds)" if len(counts) > 1 else ""  # means over other seeds do not compare
+        # Means over other seeds do not compare
+        seeds = f" ({len(scores)} seed{'s' * (len(scores) != 1)})" if len(counts) > 1 else ""
         losses.append(f"{decimal(fmean(scores.values()), 4)}{seeds}" if scores else NOTHING)
     saved = [NOTHING]
     for variant in variants:  # over the seeds of both, as seeds differ by more than variants

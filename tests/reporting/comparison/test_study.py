@@ -114,6 +114,9 @@ def test_seeds_that_no_look_asked_for_are_neither_missing_nor_in_an_improvement(
     assert (rows["identity"][0], rows["linear"][0]) == (
         f"{sum(LOSSES['identity']) / 3:.4f} (3 seeds)", f"{of_two[1] / 2:.4f} (2 seeds)",
     )  # fmt: skip
+    del raw["methods"]["linear"]["runs"]["1"]
+    one_seed = rows_of(headline_table(ComparisonResults.model_validate(raw)))["linear"]
+    assert one_seed[0] == f"{LOSSES['linear'][0]:.4f} (1 seed)"
     del raw["methods"]["identity"]["runs"]["2"]
     assert "identity: no finished run with seed 2." in str(document_of(ComparisonResults.model_validate(raw)))
 
