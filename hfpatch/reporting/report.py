@@ -84,10 +84,12 @@ def write_report(
         methods: the methods of one comparison to report, with the verdicts of the whole; None reports all.
 
     Raises:
-        HfpatchError: if a folder has no results that can be read or no such method, or is named twice, several are of
-            different kinds or studies, or ``out`` is another run's folder or cannot be written.
+        HfpatchError: if there is no folder, one has no results that can be read or no such method, or is named twice,
+            several are of different kinds or studies, or ``out`` is another run's folder or cannot be written.
     """
     folders = [run_dirs] if isinstance(run_dirs, Path) else list(run_dirs)
+    if not folders:
+        raise HfpatchError("run_dirs: no folder of a run to report; give at least one")
     run_dir, *others = folders
     in_place = out is None and not others and methods is None
     out = out or (run_dir if in_place else default_out(folders, methods or ()))

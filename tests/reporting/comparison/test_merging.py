@@ -206,6 +206,8 @@ def test_refusals(two, tmp_path):
     first, second = two()
     with pytest.raises(HfpatchError, match="named twice"):
         write_report([first, first], tmp_path / "joint")
+    with pytest.raises(HfpatchError, match="no folder of a run"):
+        write_report([], tmp_path / "joint")
     with pytest.raises(HfpatchError, match="is a run"):
         write_report([first, second], first)
     with pytest.raises(HfpatchError, match="no run here"):
