@@ -36,6 +36,7 @@ ANOTHER = "another method"
 _WIDTH, _LETTER, _TICK = 5.4, 0.075, 0.6  # inches: of the figure, of a letter of a name, from tick to tick
 _ROW, _LOW_ROW = 0.205, 0.17  # inches of a row; the lower one so that the first screen holds all
 _FEW_ROWS = 8  # of more rows each is a lower one
+_LEGEND_ROW = 0.19  # inches of each row of the legend but the first
 _LOOKS: dict[Tone, tuple[str, str, str]] = {  # colour, marker and the face of the marker
     "better": (BLUE, "o", BLUE),
     "worse": (VERMILLION, "D", VERMILLION),
@@ -243,6 +244,7 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
     if tried := any(row.tried for row in forest.rows):
         handles.append(Line2D([], [], linestyle="none", label=AT_RATES_TRIED[TRIED].rstrip(".")))
     columns = 3 if tried else 5  # the note is longer than the words
+    figure.set_figheight(height + _LEGEND_ROW * (math.ceil(len(handles) / columns) - 1))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, handletextpad=0.5, columnspacing=1.8)
     return figure
 

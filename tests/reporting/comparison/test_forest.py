@@ -8,7 +8,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from reporting.conftest import texts_of
 
-from hfpatch.reporting.comparison.forest import SIZE, forest_figure, forest_of
+from hfpatch.reporting.comparison.forest import SIZE, ForestRow, forest_figure, forest_of
 from hfpatch.reporting.theme import to_svg
 
 pytestmark = pytest.mark.usefixtures("style")
@@ -126,11 +126,13 @@ def test_a_figure_that_is_shown_alone_has_the_seeds_of_its_pairs(many, build, fe
     assert forest_figure(build(raw, curves=False), title=True).get_suptitle().endswith(f", {said}")
 
 
-@pytest.mark.parametrize("far", [0.4, 40.0])
-@pytest.mark.parametrize("count", [1, 10, 40])
-def test_it_has_a_row_for_every_pair_and_nothing_is_cut_or_touches(many, build, count, far):
+@pytest.mark.parametrize(
+    ("count", "far", "tried"), [(1, 40.0, False), (3, 0.4, True), (10, 40.0, True), (40, 0.4, False)]
+)
+def test_it_has_a_row_for_every_pair_and_nothing_is_cut_or_touches(many, build, monkeypatch, count, far, tried):
+    monkeypatch.setattr(ForestRow, "tried", tried)  # the note makes a second row of the legend
     raw = many(count)
-    other = "a_reference_14"  # no LoRA, so that the pair is named
+    other = "a_reference"  # no LoRA, so that the pair is named
     raw["methods"][other] = raw["methods"]["method_with_quite_a_long_name_0"]
     raw["comparisons"][0] |= {"reference": other, "difference": -far, "low": -far, "high": -far}
     raw["questions"][0]["pairs"][0][1] = other
@@ -138,12 +140,14 @@ def test_it_has_a_row_for_every_pair_and_nothing_is_cut_or_touches(many, build, 
     (ax,) = figure.axes
     names = [label.get_text() for label in ax.get_yticklabels() if label.get_text() != "exploratory"]
     assert len(names) == count
-    assert names[0] == (f"method_with_quite_a_long_name_0{f' − {other}' * (count > 1)}")
+    assert names[0] == (f"method_with_quite_a_long_name_0{f' − {other}' * (count > 1)}{' ‡' * tried}")
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()
     ticks = [label.get_window_extent(renderer) for label in ax.get_xticklabels() if label.get_text()]
     ticks = [box for box in ticks if ax.bbox.x0 <= (box.x0 + box.x1) / 2 <= ax.bbox.x1]
     assert all(one.x1 + 4 <= next_one.x0 for one, next_one in itertools.pairwise(ticks))
+    rows = [label.get_window_extent(renderer) for label in ax.get_yticklabels()]
+    assert all(next_one.y1 <= one.y0 + 2 for one, next_one in itertools.pairwise(rows))
     (legend,) = figure.legends
     boxes = [
         ax.get_tightbbox(renderer),
