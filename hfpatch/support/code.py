@@ -18,7 +18,7 @@ import site
 import sys
 import sysconfig
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from numbers import Number
@@ -34,6 +34,8 @@ _SIMPLE = (type(None), Number, str, bytes, range, slice, type(Ellipsis))
 _CONTAINERS = (list, dict, OrderedDict, MappingProxyType, set, frozenset)
 _FILLING = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "remove", "clear"}
 """Calls that may change a list, a set or a dictionary, which is then a cache and no constant of its module."""
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_SUPER_ATTR")
+_GLOBAL, _LOCAL = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_FAST", "LOAD_DEREF")
 _LIBRARIES = set(PACKAGES) - {"hfpatch"}
 _NO_CODE = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__"}
 _NO_CODE |= {"__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__", "_abc_impl"}
@@ -55,6 +57,9 @@ def hash_code(roots: Iterable[Any]) -> str:
     the same before and after. Other installed packages count by the names that are used, and by version, see
     :func:`hfpatch.support.distributions.describe_package`: their modules change state as they run. The libraries whose
     versions results record count by name alone.
+
+    A list, set or dictionary is a cache, and not hashed, where a function fills it by its name: a global of its module,
+    a default of an argument, a variable of the function around it, or a member of its class.
 
     Not seen are modules whose names are computed as a function runs, and files whose names are.
 
@@ -90,10 +95,9 @@ class _Listing:
                 self._scan(value)
             if isinstance(value, type) and followed:
                 self._left += [base for base in value.__mro__[1:] if self._is_followed(base)]
-                filled = {name for function in _functions(value) for name in _filled(function)}
-                held = {name: part for name, part in vars(value).items() if name not in _NO_CODE}
-                members = {name: self._describe(held[name]) for name in held if not _is_cache(name, held[name], filled)}
-                described = list(map(self._name, value.__mro__)), sorted(members.items())
+                left_out = _NO_CODE | _filled(vars(value), _functions(value), _ATTRIBUTE)
+                members = [(key, self._describe(part)) for key, part in vars(value).items() if key not in left_out]
+                described = list(map(self._name, value.__mro__)), sorted(members)
                 self._lines.add(f"{_name(value)} {described!r}")
             elif isinstance(value, FunctionType) and followed:
                 self._lines.add(f"{_name(value)} {self._function(value)}")
@@ -112,10 +116,9 @@ class _Listing:
         nested = _bodies(code)
         names = {name for body in nested for name in body.co_names}
         module, space = module_of(function), function.__globals__
-        steps = [step for body in nested for step in dis.get_instructions(body)]
-        changed = {step.argval for step in steps if step.opname == "STORE_GLOBAL"}
-        filled = _filled(function)
-        changed |= {name for name in filled if _is_cache(name, space.get(name), filled)}
+        stored = [step for body in nested for step in _steps(body) if step.opname.startswith("STORE_")]
+        changed = {step.argval for step in stored if step.opname == "STORE_GLOBAL"}
+        changed |= _filled(space, [function], _GLOBAL)
         self._assigned |= {(module, name) for name in changed}
         texts = {value for body in nested for value in _constants(body) if isinstance(value, str)}
         modules = [value for name in names if isinstance(value := space.get(name), ModuleType)]
@@ -128,15 +131,17 @@ class _Listing:
         self._members(modules, wanted)
         if not names & _WRITING and module.partition(".")[0] not in PACKAGES:
             self._lines |= set(_files(texts, space.get("__file__")))
-        bound = []
-        for cell in cells:
+        captured, replaced = {}, {step.argval for step in stored if step.opname in ("STORE_FAST", "STORE_DEREF")}
+        for name, cell in zip(code.co_freevars, cells, strict=True):
             with suppress(ValueError):  # of an empty cell
-                if cell.cell_contents is not None:
-                    bound.append(self._describe(cell.cell_contents))
+                captured[name] = cell.cell_contents
+        caches = _filled(captured, [function], _LOCAL)
+        bound = [self._describe(captured[key]) for key in captured if key not in caches and captured[key] is not None]
         last = function.__defaults__ or ()
         names_of_last = code.co_varnames[code.co_argcount - len(last) : code.co_argcount]
         given = {**dict(zip(names_of_last, last, strict=True)), **(function.__kwdefaults__ or {})}
-        defaults = sorted((key, self._describe(given[key])) for key in given if not _is_cache(key, given[key], filled))
+        caches = _filled(given, [function], _LOCAL) - replaced
+        defaults = sorted((key, self._describe(given[key])) for key in given if key not in caches)
         by_type = vars(function).get("registry")  # of functools.singledispatch, whose code is in no cell
         if isinstance(by_type, MappingProxyType):
             bound.append(self._describe(by_type))
@@ -327,13 +332,19 @@ def _module_code(loader: Any, name: str) -> CodeType:
 
 
 def _functions(cls: type) -> Iterator[FunctionType]:
-    """Yield the functions that a class defines, without their wrappers."""
-    for member in vars(cls).values():
-        function = member.fget if isinstance(member, property) else member
-        if isinstance(function, FunctionType | staticmethod | classmethod):
-            inner: Any = inspect.unwrap(function)  # type: ignore[arg-type]  # mypy knows no __wrapped__ of a classmethod
-            if isinstance(inner, FunctionType):
-                yield inner
+    """Yield the functions that a class defines or inherits, with their wrappers and without."""
+    members: list[Any] = [member for base in cls.__mro__ for member in vars(base).values()]
+    for member in members:  # as it grows
+        if isinstance(member, FunctionType):
+            yield member
+        if isinstance(member, property):
+            members += [member.fget, member.fset]
+        elif isinstance(member, functools.cached_property | functools.partialmethod):
+            members.append(member.func)
+        elif isinstance(member, staticmethod | classmethod):
+            members.append(member.__func__)
+        elif (inner := getattr(member, "__dict__", {}).get("__wrapped__")) is not None:
+            members.append(inner)
 
 
 def _bodies(code: CodeType) -> list[CodeType]:
@@ -344,25 +355,33 @@ def _bodies(code: CodeType) -> list[CodeType]:
     return nested
 
 
-def _filled(function: FunctionType) -> set[str]:
-    """Return the names of lists, sets and dictionaries that a function may change."""
-    return {name for body in _bodies(function.__code__) for name in _filled_by(body)}
+def _steps(code: CodeType) -> Iterator[dis.Instruction]:
+    """Yield what code does, one local variable at a time: Python 3.13 loads and stores two at once."""
+    for step in dis.get_instructions(code):
+        parts = re.findall("LOAD_FAST|STORE_FAST", step.opname)
+        if len(parts) == 2:
+            for name, local in zip(parts, step.argval, strict=True):
+                yield step._replace(opname=name, opcode=dis.opmap[name], argval=local)
+        elif step.opname != "EXTENDED_ARG":
+            yield step
 
 
-def _is_cache(name: str, value: Any, filled: Collection[str]) -> bool:
-    """Return whether a value changes as code runs that fills these names."""
-    return name in filled and isinstance(value, list | dict | set)
+def _filled(values: Mapping[str, Any], functions: Iterable[FunctionType], loads: tuple[str, ...]) -> set[str]:
+    """Return the names of the lists, sets and dictionaries that functions may change, where these steps load them."""
+    loaded = [step for function in functions for body in _bodies(function.__code__) for step in _filled_by(body)]
+    names = {step.argval for step in loaded if step.opname.startswith(loads)}
+    return {name for name in names & values.keys() if isinstance(values[name], list | dict | set)}
 
 
-def _filled_by(code: CodeType) -> Iterator[str]:
-    """Yield the names of the lists, sets and dictionaries that code may change: ``a`` of ``a[b] = c`` and ``a.add(b)``.
+def _filled_by(code: CodeType) -> Iterator[dis.Instruction]:
+    """Yield what loads the lists, sets and dictionaries that code may change: ``a`` of ``a[b] = c`` and ``a.add(b)``.
 
     In bytecode ``b`` is computed right before the store, and ``a`` before ``b``.
     """
-    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    steps = list(_steps(code))
     for index, step in enumerate(steps):
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and step.argval in _FILLING:
-            yield _computed(steps, index)
+            yield from _loaded(steps, index)
         elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
             end = _before(steps, index) if step.opname == "STORE_SLICE" else index  # which has two bounds
             if steps[end - 1].opname in ("SWAP", "ROT_THREE"):  # a[b] += c, which duplicates a and b first
@@ -370,14 +389,14 @@ def _filled_by(code: CodeType) -> Iterator[str]:
                 while end > 1 and names[end - 1] != "DUP_TOP_TWO" and names[end - 1 : end + 1] != ["COPY", "COPY"]:
                     end -= 1
                 end -= 1
-            yield _computed(steps, _before(steps, end))
+            yield from _loaded(steps, _before(steps, end))
 
 
-def _computed(steps: list[dis.Instruction], end: int) -> str:
-    """Return the name of the value that the steps before ``end`` compute last; ``a`` of ``a[b]``."""
+def _loaded(steps: list[dis.Instruction], end: int) -> list[dis.Instruction]:
+    """Return what loads the value that the steps before ``end`` compute last, if any: the step of ``a`` in ``a[b]``."""
     while end and (steps[end - 1].opname == "BINARY_SUBSCR" or steps[end - 1].argrepr == "[]"):
         end = _before(steps, end - 1)
-    return str(steps[end - 1].argval) if end else ""
+    return steps[end - 1 : end]
 
 
 def _before(steps: list[dis.Instruction], end: int) -> int:

@@ -52,10 +52,29 @@ def chosen(x, by=max, memo={}):
     return by(x, half(x)) if x in {"p", "q", "r"} else x
 
 
+def keeping(function):
+    memo = {}
+
+    @functools.wraps(function)
+    def kept(self, x):
+        self.wrapped.append(x)
+        return memo.setdefault(x, function(self, x))
+
+    return kept
+
+
+def listed(x, shifts=[41, 42]):
+    shifts = [*shifts, x]
+    shifts.append(x)
+    return shifts
+
+
 class Base:
     factor = 2
+    inherited = {}
 
     def scaled(self, x):
+        self.memo["base"] = self.inherited["base"] = x
         return self.factor * x
 
 
@@ -80,7 +99,9 @@ class Stepper:
 class Method(Base):
     limits = (1, 2)
     weights = {"a": 31}
-    memo, seen, known = {}, [], {}
+    layers = [1, 2]
+    memo, seen, known, inherited = {}, [], {}, {}
+    wrapped, lazy, stored, counted = [], [], [], []
     stepped = Stepper(12).step
     constants = FROZEN, ORDERED, PRECISIONS, ACTIVATIONS, LAYERS, THIRD
     run = staticmethod(chosen)
@@ -90,6 +111,22 @@ class Method(Base):
     @property
     def table(self):
         return TABLE["a"]
+
+    @table.setter
+    def table(self, value):
+        self.stored.append(value)
+
+    @functools.cached_property
+    def late(self):
+        return self.lazy.append(1)
+
+    @functools.lru_cache
+    def count(self, x):
+        self.counted.append(x)
+
+    @keeping
+    def keep(self, x):
+        return x
 
     @classmethod
     def remembered(cls, x):
@@ -102,6 +139,9 @@ class Method(Base):
         CACHE[str(x)] = CACHE[min(x, SHIFTS["a"])] = CACHE.get(x, 1)
         CACHE[x] += 1
         SEEN.append(x)
+        layers, TABLE = [], []
+        layers.append(TABLE.append(x))
+        self.table = self.late, self.count(x), self.keep(x), listed(x), self.layers
         self.remembered(x)
         self.memo[x] = Method.seen.append(self.weights["a"])
         SEEN[1:2] = [x]
@@ -119,6 +159,8 @@ CHANGES = {
     "table of the module": ('"b": {3, 4}', '"b": {3, 5}', "module"),
     "member of the class": ("limits = (1, 2)", "limits = (1, 3)", "module"),
     "table of the class": ('{"a": 31}', '{"a": 33}', "module"),
+    "table of the class beside a local one": ("layers = [1, 2]", "layers = [1, 3]", "module"),
+    "default beside what replaces it": ("[41, 42]", "[41, 43]", "module"),
     "object of a bound method": ("Stepper(12)", "Stepper(13)", "module"),
     "inherited member": ("factor = 2", "factor = 3", "module"),
     "inherited function": ("self.factor * x", "self.factor + x", "module"),
