@@ -1,4 +1,4 @@
-"""The Markdown cards of a patch and of an exported model."""
+"""The Markdown cards of a patch, of an exported model and of one that was pretrained."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ _WORD = re.compile(r"[A-Za-z][\w./-]*[A-Za-z][\w./-]*")
 _NOT_TEXT = {"yes", "no", "on", "off", "true", "false", "null"}
 _FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
 _TINYWORLD = "tinyworld/"
+_CODE_LICENCE = "`modeling_hfpatch.py` is under the MIT licence, whose text it contains."
 
 
 @dataclass(frozen=True)
@@ -127,13 +128,33 @@ def export_card(base: str, model_class: str, licence: str | None) -> str:
         f"The weights of {escape(base)} and of a patch in its attention branches, made with hfpatch, in one folder. "
         f"`modeling_hfpatch.py` ({escape(model_class)}) is plain torch and transformers: neither hfpatch nor PEFT is "
         "needed. It is code, so transformers asks for your consent; read it first.",
-        "    from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        '    folder = "this folder"\n'
-        "    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)\n"
-        "    tokenizer = AutoTokenizer.from_pretrained(folder)",
-        f"## Licence\n\n{_licence(licence)} `modeling_hfpatch.py` is under the MIT licence, whose text it contains.",
+        _loading(has_code=True),
+        f"## Licence\n\n{_licence(licence)} {_CODE_LICENCE}",
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def model_card(model_class: str, training: Sequence[tuple[str, str]], *, has_code: bool) -> str:
+    """Return the card of a pretrained model: labelled facts of its training, and how it is loaded, with its code."""
+    sections = [
+        front({"library_name": "transformers", "tags": TAGS}),
+        f"# {escape(model_class)}",
+        "A language model whose parameters were all trained with hfpatch.",
+        f"## Training\n\n{_list(training)}",
+        f"## How to load it\n\n{_loading(has_code=has_code)}",
+        f"## Licence\n\nNone is stated for the weights.{f' {_CODE_LICENCE}' * has_code}",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _loading(*, has_code: bool) -> str:
+    code = ", trust_remote_code=True" if has_code else ""
+    return (
+        "    from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        '    folder = "this folder"\n'
+        f"    model = AutoModelForCausalLM.from_pretrained(folder{code})\n"
+        "    tokenizer = AutoTokenizer.from_pretrained(folder)"
+    )
 
 
 def shown_base(name: str) -> str:

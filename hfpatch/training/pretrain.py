@@ -15,7 +15,8 @@ from hfpatch.models import inner_width
 from hfpatch.models.paths import query_paths_with_f
 from hfpatch.recipes.training import PretrainSettings
 from hfpatch.results.parts import TrainResult
-from hfpatch.support.files import atomic_directory
+from hfpatch.support.files import atomic_directory, write_text
+from hfpatch.surgery.card import model_card, shown_base
 from hfpatch.training.loop import run_training
 from hfpatch.training.optim import cast_trainables
 from hfpatch.training.run import Run
@@ -30,7 +31,7 @@ def pretrain(
     tokenizer: PreTrainedTokenizerBase | None = None,
     save: bool = True,
 ) -> TrainResult:
-    """Train all of ``model`` in float32, in place, and with ``save`` write it as a Hugging Face folder, ``model/``.
+    """Train all of ``model`` in float32, in place, and with ``save`` write it, with a card, as ``model/``.
 
     The evaluation loss is measured before the first step too. A run that diverges ends there, with a result:
     ``diverged_step`` names the step, its line is the last of metrics.jsonl, no model is written, and resuming returns
@@ -68,10 +69,25 @@ def pretrain(
                 model.save_pretrained(temporary)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(temporary)
+                write_text(temporary / "README.md", _card(model, run, result))
         finally:
             if shows_progress:
                 logging.enable_progress_bar()
     return result
+
+
+def _card(model: PreTrainedModel, run: Run, result: TrainResult) -> str:
+    sources = [part.source for part in run.blocks.parts] or [run.blocks.source]
+    training = [
+        ("Parameters", f"{model.num_parameters():,}"),
+        ("Text", ", ".join(map(shown_base, sources))),
+        ("Steps", f"{result.steps:,}"),
+        ("Tokens", f"{result.tokens:,}"),
+        ("Loss of the last step", f"{result.final_loss:.4f} nats per token"),
+    ]
+    if result.final_eval_loss is not None:
+        training.append(("Loss on held-out text", f"{result.final_eval_loss:.4f} nats per token"))
+    return model_card(type(model).__name__, training, has_code=hasattr(model.config, "auto_map"))
 
 
 def scale_rates(settings: PretrainSettings, config: PreTrainedConfig) -> PretrainSettings:

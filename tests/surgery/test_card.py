@@ -4,7 +4,7 @@ from markdown_it import MarkdownIt
 from reporting.conftest import HOSTILE
 
 from hfpatch.surgery.bases import locate
-from hfpatch.surgery.card import Measured, base_licence, export_card, front, hub_id, patch_card, shown_base
+from hfpatch.surgery.card import Measured, base_licence, export_card, front, hub_id, model_card, patch_card, shown_base
 from hfpatch.surgery.manifest import Adapter, Base, Fingerprint
 
 ADAPTERS = [Adapter(name="lora", method="lora", sha256="a" * 64)]
@@ -90,6 +90,14 @@ def test_the_card_of_an_export_says_how_to_load_it_and_under_which_licences():
     assert header(card)["license"] == "apache-2.0"
     for text in ("trust_remote_code=True", "MIT licence", "apache-2.0", "modeling_hfpatch.py"):
         assert text in card
+
+
+def test_the_card_of_a_trained_model_says_when_its_code_is_needed():
+    card = model_card("GPT2LMHeadModel", [("Text", HOSTILE)], has_code=True)
+    assert header(card) == {"library_name": "transformers", "tags": ["hfpatch"]}
+    assert headings(card) == ["GPT2LMHeadModel", "Training", "How to load it", "Licence"]
+    assert "trust_remote_code=True" in card
+    assert "trust_remote_code" not in model_card("GPT2LMHeadModel", [], has_code=False)
 
 
 @pytest.mark.parametrize(

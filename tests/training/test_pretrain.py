@@ -41,6 +41,10 @@ def test_trains_everything_evaluates_and_saves_a_folder(base, blocks, tmp_path, 
     assert torch.equal(loaded(ids).logits, model(ids).logits)
     assert AutoTokenizer.from_pretrained(tmp_path / "model").eos_token_id == 0
     assert (tmp_path / "model" / "model.safetensors").exists()
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert f"- Steps: {STEPS}\n" in card
+    assert f"- Loss on held-out text: {result.final_eval_loss:.4f} nats per token\n" in card
+    assert "trust_remote_code" not in card
 
 
 def test_a_frozen_or_low_precision_model_is_trained_in_float32(base, blocks, tmp_path):

@@ -56,6 +56,7 @@ def test_steps_of_it_are_adamw_with_clipping_warm_up_and_a_cosine_to_its_floor(t
     expected = dict(twin.named_parameters())
     for name, value in model.named_parameters():  # the first step divides each gradient by its own size, rounding too
         assert torch.allclose(value, expected[name], atol=2e-4), name
+    assert "trust_remote_code=True" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")  # of its class
 
 
 def test_every_value_of_it_can_be_said_and_every_matrix_decays():
