@@ -4,11 +4,13 @@ The processes that tests start inherit the environment, so that they compute wit
 """
 
 import gc
+import json
 import logging
 import os
 import signal
 import tempfile
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -22,6 +24,7 @@ import pytest
 import torch
 
 from hfpatch.errors import HfpatchError
+from hfpatch.runs.locks import new_holder
 
 gc.disable()  # while everything is imported; `pytest_collection_finish` enables it
 os.fsync = lambda file: None  # no file of a test has to survive the machine; those that need it are processes
@@ -29,6 +32,7 @@ os.fsync = lambda file: None  # no file of a test has to survive the machine; th
 hypothesis.settings.register_profile("hfpatch", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("hfpatch")
 _CACHE = tempfile.TemporaryDirectory(prefix="hfpatch-tests-")  # gone when Python ends
+Path(_CACHE.name, "driver").write_text(json.dumps(new_holder()))  # if it is killed, the next test of --jobs removes it
 os.environ["HFPATCH_CACHE"] = _CACHE.name
 os.environ["HF_MODULES_CACHE"] = f"{_CACHE.name}/modules"  # transformers copies the code of an export there
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_CACHE.name}/inductor"  # kept kernels may be of another processor setting
