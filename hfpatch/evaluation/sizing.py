@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ class Spread:
         documents: how many were scored.
         score: the model's score on them.
         sd: the standard deviation such that ``sd / √n`` is the standard error of the ratio over n documents; None
-            where the metric is no ratio.
+            where the metric is no ratio, or one document has all weight.
         accuracy: documents are right or wrong.
         exponential: the score is the exponential of the ratio.
         bits: the same by bits per byte, where the task has them and another primary metric.
@@ -204,8 +205,9 @@ def _spread_of(name: str, values: Sequence[Any], metric: Metric, score: float) -
         return Spread(name, len(values), score, None)
     terms, weights = metric.ratio_terms(values)
     accuracy = bool(np.isin(terms, (0.0, 1.0)).all() and (weights == 1).all())
-    sd = over_documents(terms, weights).error * np.sqrt(len(terms))
     if accuracy:  # one right and one wrong are added, without which a few documents may all agree
-        right = (terms.sum() + 1) / (len(terms) + 2)
-        sd = np.sqrt(right * (1 - right))
-    return Spread(name, len(values), score, float(sd), accuracy, metric.exponential)
+        right = float(terms.sum() + 1) / (len(terms) + 2)
+        sd = math.sqrt(right * (1 - right))
+    else:
+        sd = over_documents(terms, weights).error * math.sqrt(len(terms))
+    return Spread(name, len(values), score, sd if math.isfinite(sd) else None, accuracy, metric.exponential)

@@ -87,7 +87,7 @@ def over_documents(differences: Array, weights: Array, *, shares: bool = False, 
     the cluster-robust error CR3 of a weighted mean (MacKinnon, Nielsen & Webb 2023, J. Econometrics 232, 272), for
     Student's t with G - 1 degrees of freedom. For groups of one size it is the usual cluster-robust error with the
     factor G/(G - 1), of documents of one weight the standard deviation over √G; where a few have most of the weight it
-    is larger, and tests with it keep their level better.
+    is larger, and tests with it keep their level better; where one has all, it is infinite.
 
     Args:
         differences: ``d``.
@@ -103,7 +103,10 @@ def over_documents(differences: Array, weights: Array, *, shares: bool = False, 
         changed = differences[differences != 0]
         size = max(1.0, float(np.sqrt((changed**2).mean()))) if len(changed) else 1.0
         differences, weights = np.append(differences, [size, -size]), np.append(weights, [size, size])
-    return jackknife(residuals(differences, weights) / (weights.sum() - weights))
+    rest = weights.sum() - weights
+    if not rest.all():  # without the one that has all weight there is no ratio
+        return Part(math.inf, len(rest) - 1)
+    return jackknife(residuals(differences, weights) / rest)
 
 
 def jackknife(left_out: Array) -> Part:

@@ -45,6 +45,11 @@ def _or_null(value: float | None) -> float | None:
 Numbers = Annotated[dict[str, float], BeforeValidator(_numbers)]
 """Names and numbers; other values are left out (lm-eval writes "N/A" for a standard error that is not known)."""
 
+Errors = Annotated[
+    Numbers, AfterValidator(lambda errors: {name: error for name, error in errors.items() if math.isfinite(error)})
+]
+"""Standard errors by name, without those that are not finite."""
+
 # Each reads the value that it wrote: JSON has no number that is not finite.
 
 
@@ -240,7 +245,7 @@ class Score(Part):
     Attributes:
         metrics: each metric's value, as lm-eval defines it, and the low-noise metrics, see
             :mod:`hfpatch.evaluation.low_noise`.
-        stderr: the standard error over documents of each metric that has one.
+        stderr: the standard error over documents of each metric that has a finite one.
         starts: of the base on held-out text the nats per token at the first tokens of documents (``documents``) and of
             blocks that begin inside one (``inside``), where there are such; else None.
         ties: documents with several likeliest choices, of which the accuracy takes the first; None if there are none.
@@ -249,7 +254,7 @@ class Score(Part):
     """
 
     metrics: Numbers
-    stderr: Numbers
+    stderr: Errors
     starts: Numbers | None = None
     ties: int | None = None
     reused: int = Field(default=0, exclude=True)
@@ -297,7 +302,7 @@ class GroupResult(Part):
     tasks: list[str]
     n: int
     metrics: Numbers
-    stderr: Numbers = Field(default_factory=dict)
+    stderr: Errors = Field(default_factory=dict)
     version: str = "N/A"
 
 

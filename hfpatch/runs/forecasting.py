@@ -236,7 +236,10 @@ def _warnings(measured: Measured, seconds: float) -> list[str]:
                 f"{name}: its detectable differences are unknown: a document takes {document_s:.2g} s here; {enough}."
             )
         elif spread.sd is None:
-            warnings.append(f"{name}: its detectable differences of {spread.metric} are unknown: it is not a mean.")
+            warnings.append(
+                f"{name}: its detectable differences of {spread.metric} are unknown: it is no mean over several "
+                "documents."
+            )
     return warnings
 
 

@@ -322,6 +322,8 @@ def _text_spread(setup: ComparisonSetup, name: str, blocks: TokenBlocks) -> Spre
         unchanged = np.stack([tokens, nats, nats, 0 * nats, tokens], axis=1)
         metric, result = BITS_PER_BYTE, retained_result(name, unchanged, documents)
     units = result.n if result.clusters is None else result.clusters.groups
+    if metric not in result.stderr:  # of one group
+        return None
     return Spread(metric, units, result.metrics[metric], result.stderr[metric] * math.sqrt(units))
 
 

@@ -47,6 +47,8 @@ def test_the_scores_are_ratios_of_sums(tmp_path):
     assert rows[4]["kl"] == [pytest.approx(values[4, 3]), 14]
     values[7] = 0  # a document without tokens has no record
     assert retained_result(TASK, values, documents()).n == DOCUMENTS - 1
+    one = replace(documents(), bytes=np.eye(DOCUMENTS, dtype=int)[0])  # all others have no bytes of their own
+    assert retained_result(TASK, values, one).stderr.keys() == {"kl", "top1_agreement", "forgetting"}
 
 
 @pytest.mark.parametrize("grouped", [False, True])

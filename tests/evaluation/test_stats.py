@@ -86,6 +86,19 @@ def test_the_part_of_documents_by_hand():
     assert stats.over_documents(np.zeros(98), np.ones(98), shares=True).error == pytest.approx(math.sqrt(2 / 99) / 10)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("differences", "weights"), [([1.0, 2.0], [3.0, 0.0]), ([1.0, 0.0, 0.0], [3.0, 0.0, 0.0])], ids=["other", "alone"]
+)
+def test_one_document_with_all_weight_has_no_finite_error(differences, weights):
+    """Without it there is no ratio, so the jackknife is not defined."""
+    differences, weights = np.array(differences), np.array(weights)
+    part = stats.over_documents(differences, weights)
+    assert part == (math.inf, len(weights) - 1)
+    assert Estimate(1.0, (part,)).p == 1.0
+    assert Estimate(1.0, (part,)).interval == (-math.inf, math.inf)
+
+
 @pytest.mark.parametrize(("documents", "expected"), [(20, 0.90), (40, 0.92), (100, 0.93)])
 def test_intervals_over_texts_of_uneven_lengths_cover_at_their_rate(documents, expected):
     """Lengths are log-normal with σ = 1.5, where 7 % of the documents have half of the tokens."""

@@ -15,8 +15,10 @@ import torch
 
 import hfpatch.evaluation.sizing
 import hfpatch.runs.measuring
+from hfpatch.data.documents import Documents
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate, load_tasks
+from hfpatch.evaluation.metrics import metric_named
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.run import Storage, scorer_options
 from hfpatch.evaluation.selection import select
@@ -307,6 +309,18 @@ def test_the_spread_is_that_of_the_base_s_documents(planned, scored):
     assert text.sd == pytest.approx(jackknife_sd(logs, words), rel=1e-4)
     assert 0 < text.detectable["little"].smallest < text.detectable["much"].smallest
     assert text.detectable["much"].documents > text.detectable["little"].documents
+
+
+def test_one_document_or_group_alone_has_no_spread(monkeypatch):
+    values = [(-1.0, 0)] * 9 + [(-2.0, 3)]  # words
+    spread = hfpatch.evaluation.sizing._spread_of("word_perplexity", values, metric_named("word_perplexity"), 2.0)
+    assert (spread.sd, spread.documents) == (None, 10)
+    setup = SimpleNamespace(base=SimpleNamespace(model=None, tokenizer=None))
+    described = Documents(["0" * 16] * 10, np.full(10, 8), groups=np.zeros(10, np.int32))
+    monkeypatch.setattr(hfpatch.runs.measuring, "by_document", lambda *arguments: np.ones((10, 2)))
+    monkeypatch.setattr(hfpatch.runs.measuring, "describe_documents", lambda *arguments: described)
+    for text in ("held_out_text", "retention_old"):
+        assert hfpatch.runs.measuring._text_spread(setup, text, None) is None
 
 
 def test_it_is_shown_and_read_back_and_nothing_is_written(planned, capsys, empty):
