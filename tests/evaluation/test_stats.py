@@ -77,6 +77,17 @@ def test_the_permutation_test_and_its_interval_agree():
     assert stats.paired_permutation(np.zeros(30), np.ones(30)) == (1.0, (0.0, 0.0))
 
 
+@pytest.mark.slow
+def test_permutation_intervals_cover_at_their_rate():
+    rng, covered = np.random.default_rng(4), []
+    for k in range(400):
+        weights = rng.integers(50, 400, size=40).astype(float)
+        differences = weights * (0.02 + 0.05 * rng.standard_t(4, size=40)) + 3 * rng.normal(size=40)
+        _, (low, high) = stats.paired_permutation(differences, weights, seed=k)
+        covered.append(low <= 0.02 <= high)
+    assert 0.92 < np.mean(covered) < 0.98
+
+
 def test_the_part_of_documents_by_hand():
     differences, weights = np.array([1.0, 0.0, 0.0, -1.0, 1.0]), np.ones(5)
     part = stats.over_documents(differences, weights)
