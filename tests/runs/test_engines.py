@@ -185,6 +185,15 @@ def test_how_a_worker_ended(ends, reason, tmp_path, monkeypatch):
     assert worker.ended() == reason
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 2])
+def test_processes_that_share_a_run_say_why_they_ended(number, tmp_path):
+    job = work.Job(None, tmp_path, {}, tmp_path, 1, EngineSettings(jobs=1, processes_per_run=number), "edited")
+    worker = processes.WorkerProcess(tmp_path / "worker", (job, 0))
+    worker.wait()
+    assert "is not what this command was started with; repeat it with --resume" in worker.ended()
+
+
 def test_a_worker_whose_parent_was_killed_is_ended_and_writes_no_more(tmp_path):
     parent = SimpleNamespace(stdin=BytesIO(), ended=lambda: "exit code -9")
     worker = processes.ForkedWorker(tmp_path / "worker", (None, 0), parent)
@@ -303,7 +312,7 @@ def test_a_unit_that_fails_hands_its_inputs_to_no_other(tmp_path, monkeypatch):
     # A worker that starts after an edit of hfpatch ends, and leaves the units to the others
     Entry().write(queue / "0.json")
     edited = work.Job(plan, queue, {}, tmp_path, 1, EngineSettings(jobs=1), "edited")
-    with pytest.raises(SystemExit, match="is not what this command was started with"):
+    with pytest.raises(HfpatchError, match="is not what this command was started with"):
         work.work(edited, 0)
     assert Entry.find(queue / "0.json").waits
     (queue / work.OPEN).touch()

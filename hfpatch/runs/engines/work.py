@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.elastic.multiprocessing.errors import record
 from tqdm import tqdm
 
 from hfpatch.errors import HfpatchError
@@ -72,10 +73,10 @@ def work(job: Job, seat: int) -> None:
     """Complete units until the driver closes the queue or is gone; then SIGTERM saves what is trained.
 
     Raises:
-        SystemExit: if this process has imported other code than the driver.
+        HfpatchError: if this process has imported other code than the driver.
     """
     if job.code != CODE_SHA256:
-        sys.exit(f"the code in {_PACKAGE} is not what this command was started with; repeat it with --resume")
+        raise HfpatchError(f"the code in {_PACKAGE} is not what this command was started with; repeat it with --resume")
     with suppress(OSError):  # another machine need not have it, if all paths are absolute
         os.chdir(job.folder)
     worker = Worker(job, seat)
@@ -193,4 +194,4 @@ def begin(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    begin(Path(sys.argv[1]))
+    record(begin)(Path(sys.argv[1]))  # torchrun ends with the error of a process
