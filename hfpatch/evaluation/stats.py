@@ -178,8 +178,9 @@ def paired_permutation(differences: Array, weights: Array, *, seed: int = 0) -> 
 
     Exchanging the models on a random half of the documents puts ``θ`` between the ratios of the two halves or outside
     them. The p-value of ``θ`` is the share of random halves between whose ratios it lies, and the 95 % interval has
-    every ``θ`` with a p-value of 5 % or more (Hartigan 1969, JASA 64, 1303), so that test and interval agree.
-    Differences ``d`` and weights ``c``, which are positive, are (documents,).
+    every ``θ`` with a p-value of 5 % or more (Hartigan 1969, JASA 64, 1303), so that test and interval agree. Where a
+    half has no weight, every ``θ`` lies between: nothing that weighs was exchanged, or everything. Differences ``d``
+    and weights ``c`` are (documents,).
     """
     rng, terms = np.random.default_rng(seed), np.stack([differences, weights], axis=1)
     halves = np.empty((_RESAMPLES, 2))  # the sums of both over random subsets
@@ -187,10 +188,12 @@ def paired_permutation(differences: Array, weights: Array, *, seed: int = 0) -> 
     for start in range(0, _RESAMPLES, step):
         chosen = rng.integers(0, 2, size=(min(step, _RESAMPLES - start), len(terms)), dtype=np.int8)
         halves[start : start + step] = chosen.astype(np.float64) @ terms
-    with np.errstate(invalid="ignore"):  # an empty half has no ratio
-        ratios = np.divide(*np.stack([halves, terms.sum(axis=0) - halves]).transpose(2, 0, 1))
+    sums, of_weights = np.stack([halves, terms.sum(axis=0) - halves]).transpose(2, 0, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = sums / of_weights
     ratios[np.abs(ratios) <= 1e-12 * np.abs(differences).sum() / weights.sum()] = 0.0
-    lowest, highest = np.fmin(*ratios), np.fmax(*ratios)
+    is_empty = (of_weights <= 1e-12 * weights.sum()).any(axis=0)
+    lowest, highest = np.where(is_empty, [[-np.inf], [np.inf]], [ratios.min(axis=0), ratios.max(axis=0)])
     p = (1 + np.sum((lowest <= 0) & (highest >= 0))) / (_RESAMPLES + 1)
     rank = round(ALPHA * (_RESAMPLES + 1)) - 1
     return float(p), (float(np.sort(lowest)[rank - 1]), float(np.sort(highest)[-rank]))

@@ -59,8 +59,19 @@ def test_the_permutation_test_is_that_of_all_exchanges():
     assert exact(2 * high - low) < 0.05 < exact((low + 3 * high) / 4)
     differences, weights = np.array([0.1, 0.2, -0.3, 1.0]), np.ones(4)  # 0.1 + 0.2 - 0.3 is 0 but for rounding
     signs = np.array(list(itertools.product((1, -1), repeat=4)))
-    unmoved = 2 / 16  # nothing or everything exchanged leaves one half empty, which is between no ratios
-    assert stats.paired_permutation(differences, weights)[0] == pytest.approx(exact(0) - unmoved, abs=0.015)
+    p, interval = stats.paired_permutation(differences, weights)
+    assert p == pytest.approx(exact(0), abs=0.015)
+    assert interval == (-math.inf, math.inf)  # in 2 of 16 exchanges nothing or everything is exchanged
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("rest", [0.0, 0.5])
+def test_documents_without_weight_show_nothing(rest):
+    """With 5 others the smallest p is 2 in 32, where none or all of them are exchanged."""
+    differences, weights = np.array([0.1, 0.2, 0.1, 0.3, 0.2, *[rest] * 20]), np.array([0.7] * 5 + [0.0] * 20)
+    p, interval = stats.paired_permutation(differences, weights)
+    assert p > 0.05
+    assert interval == (-math.inf, math.inf)
 
 
 def test_the_permutation_test_and_its_interval_agree():
