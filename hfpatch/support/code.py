@@ -368,13 +368,19 @@ def _steps(code: CodeType) -> Iterator[dis.Instruction]:
 
 def _filled(values: Mapping[str, Any], functions: Iterable[FunctionType], loads: tuple[str, ...]) -> set[str]:
     """Return the names of the lists, sets and dictionaries that functions may change, where these steps load them."""
-    loaded = [step for function in functions for body in _bodies(function.__code__) for step in _filled_by(body)]
-    names = {step.argval for step in loaded if step.opname.startswith(loads)}
+    loaded = {step for function in functions for step in _filled_by(function.__code__)}
+    names = {name for operation, name in loaded if operation.startswith(loads)}
     return {name for name in names & values.keys() if isinstance(values[name], list | dict | set)}
 
 
-def _filled_by(code: CodeType) -> Iterator[dis.Instruction]:
-    """Yield what loads the lists, sets and dictionaries that code may change: ``a`` of ``a[b] = c`` and ``a.add(b)``.
+@functools.cache  # a base's functions are asked for once a class and run
+def _filled_by(code: CodeType) -> frozenset[tuple[str, str]]:
+    """Return operation and name of what loads the lists, sets and dictionaries that code, or code in it, may change."""
+    return frozenset((step.opname, step.argval) for body in _bodies(code) for step in _changed(body))
+
+
+def _changed(code: CodeType) -> Iterator[dis.Instruction]:
+    """Yield what loads a value that code may change: ``a`` of ``a[b] = c`` and ``a.add(b)``.
 
     In bytecode ``b`` is computed right before the store, and ``a`` before ``b``.
     """

@@ -11,7 +11,7 @@ import textwrap
 import pytest
 from peft import LoraConfig, LoraModel
 
-from hfpatch.support.code import _module_code, hash_code
+from hfpatch.support.code import _filled_by, _module_code, hash_code
 from hfpatch.support.distributions import describe_package
 
 HELPERS = "def doubled(x):\n    return 2 * x\n\n\ndef unused(x):\n    return 3 * x\n"
@@ -201,6 +201,21 @@ def test_code_changes_its_hash_and_what_is_said_about_it_does_not(written, chang
 
 def test_running_changes_nothing(written):
     assert hashed_class(written, use=lambda mine: mine.Method().forward(3)) == hashed_class(written)
+
+
+def test_what_functions_fill_is_looked_for_once():
+    """A comparison asks for the hash of each method in each run, and many classes inherit the same functions."""
+    first, second = (type(name, (CodedBase,), {}) for name in ("First", "Second"))
+    hash_code([first])
+    looked_for = _filled_by.cache_info()
+    hash_code([second])
+    assert _filled_by.cache_info().misses == looked_for.misses
+    assert _filled_by.cache_info().hits > looked_for.hits
+
+
+class CodedBase:
+    def add(self, x):
+        self.members.append(x)
 
 
 def test_a_cell_of_a_notebook_has_a_hash_though_it_has_no_file():
