@@ -247,11 +247,11 @@ def test_norms_that_do_more_than_scale_are_left_out():
     model = make_model("llama")
     for site in find_sites(model):
         assert norm_gains(site) is None
-        assert not normed(site.attention)
+        assert not normed(site.attention, site.heads)
         for norm in (torch.nn.LayerNorm(K), torch.nn.LayerNorm(K, bias=False), torch.nn.RMSNorm(K)):
             site.attention.q_norm = site.attention.k_norm = norm
             assert (norm_gains(site) is None) == isinstance(norm, torch.nn.LayerNorm)
-            assert normed(site.attention)
+            assert normed(site.attention, site.heads)
 
 
 def test_rotary_gain_and_columns():
