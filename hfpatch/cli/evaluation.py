@@ -206,10 +206,12 @@ def evaluate(given: EvalOptions) -> None:
         placement.check(ranks.count)
         from hfpatch.cli.progress import choose_progress
         from hfpatch.runs import evaluate as run_evaluate
-        from hfpatch.surgery.folder import import_methods
 
-        for patch in (given.patch or []) if given.trust_code else []:
-            import_methods(patch)
+        if given.trust_code and given.patch:
+            from hfpatch.surgery.folder import import_methods  # imports PEFT
+
+            for patch in given.patch:
+                import_methods(patch)
     answers = cache_folder("answers")
     kept = answers if given.cache and given.output is None and is_writable(answers, "the answers") else None
     folder = given.output or kept

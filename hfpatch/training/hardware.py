@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from hfpatch.sites import count_values
 from hfpatch.training.processes import runs_on_cpu
-from hfpatch.tuners.adapters import block_of
 
 _SIDE = {"cpu": 512, "cuda": 8192}  # of square matrices that keep a device busy for milliseconds
 _REPEATS = 5  # of which the fastest counts
@@ -78,6 +77,8 @@ def flops_per_token(model: PreTrainedModel) -> float:
     attention's own products, which depend on the length of the text, are left out, so that the utilisation computed
     from this is a lower bound; in a mixture of experts all are counted, though a token reaches only some.
     """
+    from hfpatch.tuners.adapters import block_of  # imports PEFT; memory is measured where nothing is trained, too
+
     head = getattr(model.get_output_embeddings(), "weight", None)
     lookups = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     trained = [block_of(name) for name, value in model.named_parameters() if value.requires_grad]
