@@ -25,7 +25,7 @@ _WITHIN = re.compile(r"(?:^|(?<=[\s='\"\[(,]))(?:/|~/|[A-Za-z]:\\)[^\s'\"\[\](),
 def paths_in(*values: Any) -> list[str]:
     """Return the absolute paths that texts in values of JSON name, the longest first."""
     paths: set[str] = set()
-    for text in (text for value in values for text in _texts(value)):
+    for text in {text for value in values for text in _texts(value) if "/" in text or "\\" in text}:  # few have one
         is_one = not re.search(r"\n|[:,] ", text) and len(Path(text).parts) > 2  # as a whole, with spaces in it
         is_one = is_one and (Path(text).is_absolute() or text.startswith("~/"))
         paths.update([text] if is_one else _WITHIN.findall(text))
