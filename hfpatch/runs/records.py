@@ -104,7 +104,7 @@ class Questions(Stored):
 class Looks(Stored):
     """``looks.json``: the looks that were taken in a run folder, in their order; every session takes them again."""
 
-    file: ClassVar = "looks.json"
+    file: ClassVar[str] = "looks.json"
     looks: list[LookTaken] = Field(default_factory=list)
 
     @classmethod
