@@ -233,7 +233,7 @@ class Design:
         from scipy.optimize import brentq
 
         scale = self.of_documents[0] + (self.of_seeds[0] if self.of_seeds is not None else 0.0)
-        if scale == 0:
+        if scale == 0 or excess(0.0) >= 0:  # of errors whose squares are 0, too
             return 0.0
         high = scale
         for _ in range(_DOUBLINGS):

@@ -92,3 +92,10 @@ def test_fewer_documents_leave_no_smaller_error_over_seeds():
     fewer, more = design.with_documents(25), design.with_documents(400)
     assert (fewer.of_documents, fewer.of_seeds) == ((pytest.approx(0.02), 24), (pytest.approx(0.024), 4))
     assert (more.of_documents, more.of_seeds) == ((pytest.approx(0.005), 399), (0.012, 4))
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-300, 1e-320])
+def test_errors_whose_squares_are_zero_find_any_difference(error):
+    design = Design((error, 30), (error, 4), 4)
+    assert design.smallest_difference(0.05) == 0.0
+    assert design.smallest_margin(0.05) < 1e-300
