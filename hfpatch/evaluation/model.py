@@ -27,7 +27,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Findings, Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
 from hfpatch.evaluation.windows import long_windows, warn_once
-from hfpatch.models.attention import fast_attention, without_cudnn_attention
+from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.sites import input_device
 from hfpatch.support.cpu import keep_freed_memory
@@ -355,7 +355,7 @@ class HfpatchLM(HFLM):
         library = self.ranks.same(choose_library(self.model))  # each rank measures, and may find another one faster
         if library is not None:
             keep_freed_memory()
-        with autocast, fast_matmul(self.model, library=library), fast_attention(), without_cudnn_attention():
+        with autocast, fast_matmul(self.model, library=library), fast_attention():
             self._scorer().score(cut, take, scored=list(cached), share=share if self.ranks.shares else None)
         return scores
 

@@ -69,22 +69,6 @@ def fast_attention() -> Iterator[None]:
                 ALL_ATTENTION_FUNCTIONS[_SDPA] = _stock
 
 
-@contextmanager
-def without_cudnn_attention() -> Iterator[None]:
-    """Leave cuDNN out of torch's attention kernels on GPUs, as long as this lasts.
-
-    cuDNN, which torch prefers on Hopper GPUs, builds a plan for each new shape, and the batches of an evaluation have
-    different shapes: in a profile on an H100, its calls took 1.8 of the 2.6 s of forward passes with about twenty
-    shapes. What torch's other kernels take instead was not measured.
-    """
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]  # torch gives no types here
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
-
-
 def read_mask(mask: Tensor) -> tuple[list[list[int]], int | None] | None:
     """Return the lengths of a batch's documents and the window, if a mask is causal within documents one by one.
 

@@ -1,5 +1,4 @@
 from collections import deque
-from contextlib import suppress
 from itertools import pairwise
 from threading import Thread
 
@@ -9,7 +8,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaC
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hfpatch.models.attention
-from hfpatch.models.attention import fast_attention, mask_to_add, read_mask, without_cudnn_attention
+from hfpatch.models.attention import fast_attention, mask_to_add, read_mask
 from hfpatch.nn.matmul import fast_matmul
 from hfpatch.support.cpu import active, has_onednn
 
@@ -178,19 +177,6 @@ def test_a_users_own_function_is_there_again(monkeypatch):
     with fast_attention():
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not custom
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is custom
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_cudnn_is_left_out_and_then_as_it_was(enabled):
-    cuda, before = torch.backends.cuda, torch.backends.cuda.cudnn_sdp_enabled()
-    cuda.enable_cudnn_sdp(enabled)
-    try:
-        with suppress(KeyError), without_cudnn_attention():
-            assert not cuda.cudnn_sdp_enabled()
-            raise KeyError
-        assert cuda.cudnn_sdp_enabled() == enabled
-    finally:
-        cuda.enable_cudnn_sdp(before)
 
 
 def test_the_mask_decides_and_not_what_the_module_says():
