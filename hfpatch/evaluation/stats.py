@@ -66,9 +66,9 @@ class Estimate:
     def p(self) -> float:
         """The two-sided p-value of no difference, not below 1e-15."""
         size = abs(self.difference)
-        if not all(math.isfinite(part.error) for part in self.parts):
+        if size == 0 or not all(math.isfinite(part.error) for part in self.parts):
             return 1.0
-        if self.reach(1.0) >= size:  # 0 but for SciPy's rounding of a median
+        if self.reach(1.0) >= size:  # SciPy's median of t may be a rounding error
             return 1.0
         if self.reach(_SMALLEST_P) <= size:
             return _SMALLEST_P

@@ -189,3 +189,11 @@ def test_equal_methods_are_called_different_no_more_often_than_stated(seeds, spr
         rejected = np.mean(np.abs(estimate.difference) > estimate.reach(p))
         assert rejected < p + 0.01, p
         assert rejected < p * 1.15 + 0.001, p  # tighter where the nominal rate is small
+
+
+def test_a_difference_within_the_rounding_of_a_median_has_a_p_of_1(monkeypatch):
+    """SciPy 1.15 gives Student's t a median beside 0, and so an interval at level 1 a length."""
+    exact = stats.reach
+    monkeypatch.setattr(stats, "reach", lambda parts, p: exact(parts, p) + 1e-16)
+    assert Estimate(1e-17, (Part(0.1, 19),)).p == Estimate(0.0, (Part(0.1, 19),)).p == 1.0
+    assert Estimate(0.1, (Part(0.1, 19),)).p == pytest.approx(2 * student.sf(1, 19))
