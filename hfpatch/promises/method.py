@@ -286,7 +286,7 @@ def _is_same(before: Any, after: Any) -> bool:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers, including those that are not saved."""
+    """Return parameters and buffers, unsaved ones too."""
     return {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
 
 

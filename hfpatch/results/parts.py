@@ -48,7 +48,7 @@ Numbers = Annotated[dict[str, float], BeforeValidator(_numbers)]
 Errors = Annotated[
     Numbers, AfterValidator(lambda errors: {name: error for name, error in errors.items() if math.isfinite(error)})
 ]
-"""Standard errors by name, without those that are not finite."""
+"""The finite standard errors by name."""
 
 # Each reads the value that it wrote: JSON has no number that is not finite.
 

@@ -117,7 +117,7 @@ def remove_lost(out: Path, name: str, token: str) -> None:
 
 
 def remove_abandoned(out: Path) -> None:
-    """Remove the locks of killed processes, including those on complete work, which nobody takes again."""
+    """Remove the locks of killed processes: nobody takes the lock of complete work again."""
     for path in (out / FOLDER).glob("[!.]*"):
         with suppress(HfpatchError):  # whoever takes one that cannot be read says so
             holder = read_holder(path)

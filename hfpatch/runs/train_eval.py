@@ -163,9 +163,10 @@ class TrainEvalSession:
                     if not unit.is_complete():
                         self.train(run)
                         trained = Trained.read(run.paths.training)
-                        summary = f"diverged at step {trained.diverged_step}"
                         if trained.diverged_step is None:
                             summary = f"loss on the text of tuning {trained.final_eval_loss:.4f}"
+                        else:
+                            summary = f"diverged at step {trained.diverged_step}"
                         progress.finished(run.name, summary)
                     if PartialState().is_main_process:
                         shutil.rmtree(run.paths.checkpoints, ignore_errors=True)

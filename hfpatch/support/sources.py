@@ -1,4 +1,4 @@
-"""Hashes of the sources of hfpatch that compute, taken when they are imported."""
+"""Hashes of the sources of hfpatch that compute, taken once in each process."""
 
 import hashlib
 from collections.abc import Iterable
@@ -20,4 +20,4 @@ COMPUTING = ("nn", "sites", "tuners", "methods", "models", "surgery", "evaluatio
 """The sources of hfpatch that compute log-likelihoods of given tokens."""
 COMPUTING_SHA256 = _hash(COMPUTING)
 CODE_SHA256 = _hash((*COMPUTING, "data", "evaluation", "training"))
-"""The hash of all sources that decide a number, as this process imported them: it runs these, whatever is edited."""
+"""The hash of all sources that decide a number, as they were when this process imported this module."""
