@@ -222,7 +222,7 @@ def test_quantised_loading(tmp_path, path, bits):
                 model.get_submodule(name).weight.data.copy_(values)
     plain, actual = (logits_of(m, make_tokens()).float() for m in (model, quantised))
     error = float((actual - plain).norm() / plain.norm())
-    assert 0 < error < (0.05 if bits == 4 else 0.1), error  # bitsandbytes computes in 16 bits
+    assert error < (0.05 if bits == 4 else 0.1), error  # bitsandbytes computes in 16 bits where the processor can
 
 
 def test_a_missing_tensor_and_another_folder_are_errors(folders, tmp_path):
