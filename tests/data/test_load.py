@@ -254,24 +254,6 @@ def test_evaluation_takes_what_is_held_out_and_else_everything(text_file, tmp_pa
         load_splits(trained, tokenizer, evaluation=whole)
 
 
-@pytest.mark.slow
-def test_one_of_several_processes_tokenises_and_the_others_map_what_it_wrote(tmp_path, text_file, tokenizer):
-    tests = Path(__file__).parent.parent
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    command = [tests / "tokenise_on_processes.py", text_file, tmp_path / "tokenizer", tmp_path]
-    paths = os.pathsep.join([str(tests.parent), os.environ.get("PYTHONPATH", "")])
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    environment = {**os.environ, **group, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    running = [forked.start(command, env={**environment, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
-    for process in running:
-        ended = process.wait(timeout=300)
-        assert ended.returncode == 0, ended.stderr
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    assert (first.pop("calls"), second.pop("calls")) == (["write_token_file"], [])
-    assert first == second
-    assert all(first[layout]["mapped"] for layout in ("packed", "stream"))
-
-
 def write_texts(path, texts, column="text"):
     return write_rows(path, [{column: text} for text in texts])
 

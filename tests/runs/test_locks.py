@@ -13,10 +13,11 @@ from pathlib import Path
 
 import forked
 import pytest
+from tiny_runs import Trained, small_recipe
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.runs import locks
+from hfpatch.runs import compare, locks, train
 from hfpatch.runs.folder import check_folder
 from hfpatch.runs.locks import FOLDER, STALE_S, UNREADABLE_S, hold, new_holder, remove_lost
 from hfpatch.support.files import remove_leftovers
@@ -258,24 +259,18 @@ def test_whoever_waits_goes_on_when_the_lock_is_released(tmp_path):
     assert order == ["first", "second"]
 
 
-@pytest.mark.slow
-def test_processes_that_share_a_folder(tmp_path):
-    tests = Path(__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)]), "OMP_NUM_THREADS": "1"}
-    done = forked.python([tests / "share_a_folder.py", tmp_path], env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert report["train"] == [0, 0]  # two methods at once
-    assert report["first_trained"] == ["lora · seed 0"]  # what they trained was not trained again
-    assert report["second"] == [2]
-    assert f"runs/baseline/seed-0 is in use by process {report['holder']} on " in report["refused"]
-    assert report["third"] == [0]  # at once after the first was killed
-    assert len(report["losses"][0]) == 4
-    assert report["losses"][0] == report["losses"][1]
-    assert report["results"] == ["baseline", "lora", "skip"]
-    assert report["study"] == [0, 0]
-    assert report["variants"] == ["one", "two"]
-    assert report["locks"] == []
+def test_two_methods_are_trained_in_one_folder_at_once(tmp_path, start, model_folder, no_report):
+    """Whoever asks for the work of another is refused, and gets it at once when that one was killed."""
+    recipe, out, log = small_recipe(model_folder), tmp_path / "out", Trained()
+    other = start("pre@seed-0", "pre@seed-1")
+    train(recipe, "lora", out)
+    with pytest.raises(HfpatchError, match=f"runs/pre/seed-0 is in use by process {other.pid} on "):
+        compare(recipe, out, resume=True)
+    other.kill()
+    other.wait()
+    compare(recipe, out, resume=True, progress=log)
+    assert log.trained == ["pre · seed 0", "pre · seed 1"]
+    assert not (out / FOLDER).exists()
 
 
 def test_a_lock_that_cannot_be_read_is_one_line(tmp_path):
