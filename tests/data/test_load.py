@@ -6,13 +6,11 @@ import tracemalloc
 from collections import Counter
 from pathlib import Path
 
-import forked
 import numpy as np
 import pytest
 import torch
 from data.conftest import stream_rows, with_start, write_rows
 from draws import drawn, without
-from launched import free_port
 
 import hfpatch.data.load
 import hfpatch.support.files
