@@ -118,19 +118,8 @@ def test_a_pair_keeps_the_outcome_and_interval_of_the_look_that_decided_it(grown
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kill_at", [3, 9])  # before the first look, right after it
-def test_a_killed_run_continues_the_same(grown, model_folder, tmp_path, kill_at):
-    recipe = make_recipe(model_folder, {"looks": LOOKS})
-    with pytest.raises(KeyboardInterrupt):
-        compare(recipe, tmp_path / "out", progress=Stop(kill_at, "started"))
-    after = Trained()
-    resumed = compare(recipe, tmp_path / "out", resume=True, progress=after)
-    assert len(after.trained) == 12 - kill_at + 1
-    assert numbers(resumed) == numbers(read_json(grown[0] / "results.json"))
-
-
-@pytest.mark.slow
 def test_workers_take_the_same_looks(grown, model_folder, tmp_path):
+    """They are not interrupted, as the other run was."""
     recipe = make_recipe(model_folder, {"looks": LOOKS})
     results = compare(recipe, tmp_path / "out", engine=EngineSettings(jobs=2))
     assert numbers(results) == numbers(read_json(grown[0] / "results.json"))

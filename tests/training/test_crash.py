@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import threading
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -113,19 +112,6 @@ def test_a_sigterm_that_nobody_answered_acts_as_before_in_the_end_and_a_second_a
             assert signals == [1]
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_outside_the_main_thread_nothing_is_watched():
-    asked = []
-
-    def enter():
-        with watch_sigterm() as watch:
-            asked.append(watch.asked)
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert asked == [False]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from families import make_config
 from reference import ACTIVATIONS, layer_norm, rms_norm
-from training_blocks import Killed, make_blocks, metrics_of, run_pretrain, same, trainables
+from training_blocks import make_blocks, metrics_of, run_pretrain, same, trainables
 
 from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch
@@ -190,28 +190,6 @@ def test_neither_they_nor_the_evaluation_count_in_a_steps_seconds(tmp_path, monk
     assert clock[0] == 2 * 7 * 1000.0 + 6
     assert [line["seconds"] for line in metrics_of(tmp_path)] == [0.0] + 6 * [1.0]
     assert result.wall_s == 6.0
-
-
-@pytest.mark.parametrize("killed_at", [1, 3, 5])
-def test_a_killed_run_ends_with_the_same_file(tmp_path, killed_at):
-    def on_step(record):
-        if record.step == killed_at:
-            raise Killed
-
-    straight, resumed = nonlinear(dropout=0.2), nonlinear(dropout=0.2)
-    values = {"diagnose_every": 1, "save_every": 2}
-    run(straight, tmp_path / "straight", **values)
-    with pytest.raises(Killed):
-        run(nonlinear(dropout=0.2), tmp_path / "broken", on_step=on_step, **values)
-    with (tmp_path / "broken" / "diagnostics.jsonl").open("a") as stream:
-        stream.write('{"step": 9, "lay')
-    run(resumed, tmp_path / "broken", resume=True, **values)
-    texts = [(tmp_path / name / "diagnostics.jsonl").read_text() for name in ("straight", "broken")]
-    assert texts[0] == texts[1]
-    assert without_seconds(tmp_path / "straight") == without_seconds(tmp_path / "broken")
-    assert same(trainables(straight), trainables(resumed))
-    run(resumed, tmp_path / "broken", resume=True, **values)
-    assert (tmp_path / "broken" / "diagnostics.jsonl").read_text() == texts[0]
 
 
 def test_missing_lines_are_refused(tmp_path):
