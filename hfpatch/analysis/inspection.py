@@ -42,7 +42,6 @@ class Inspection:
         relations_patched: with the patch, of its linear approximation where the query is not linear.
         attention: of every head of the base.
         attention_patched: with the patch.
-        gauge: the largest relative change of the relations under a random change of gauge.
         skip_norms, skip_sizes, pre_projection_sizes: of the patch.
         query_sizes: of the patch, or of a model pretrained with an f of its own.
         linearised: the share of the logits that the linear approximation explains.
@@ -62,7 +61,6 @@ class Inspection:
     relations_patched: list[HeadRelation] = field(default_factory=list)
     attention: list[HeadAttention] = field(default_factory=list)
     attention_patched: list[HeadAttention] = field(default_factory=list)
-    gauge: float | None = None
     skip_norms: list[SkipNorm] = field(default_factory=list)
     skip_sizes: list[LayerSize] = field(default_factory=list)
     pre_projection_sizes: list[LayerSize] = field(default_factory=list)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.analysis.heads import HeadWeights, norm_gains
-from hfpatch.analysis.rotary import Rotary, rotary_of
+from hfpatch.analysis.rotary import rotary_of
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import find_sites
 
@@ -104,47 +104,6 @@ def relations(query: Tensor, key: Tensor, rotation: Tensor | None = None) -> lis
     ``rotation`` is R(Δ) ``(head size, head size)``; None is the identity.
     """
     return _relations(*_in_span(query, key), rotation)
-
-
-def change_gauge(query: Tensor, key: Tensor, gauge: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (W_Q A, W_K A⁻ᵀ) for A ``(head size, head size)``: other matrices, the same relation."""
-    return query @ gauge, key @ torch.linalg.inv(gauge).mT
-
-
-def random_gauge(size: int, rotary: Rotary | None = None, seed: int = 0) -> Tensor:
-    """Return a random A that does not change the relation at any offset; its condition number is below about 10.
-
-    Without RoPE that is any invertible matrix; with it, in each turning pair a rotation and a factor, and any
-    invertible matrix among the columns that do not turn.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    free = torch.ones(size, dtype=torch.bool)
-    gauge = torch.zeros(size, size, dtype=torch.float64)
-    if rotary is not None:
-        free[rotary.first] = free[rotary.second] = False
-        angle, factor = (torch.rand(len(rotary.angles), generator=generator, dtype=torch.float64) for _ in range(2))
-        a, b = ((0.5 + factor) * turned for turned in ((6.2832 * angle).cos(), (6.2832 * angle).sin()))
-        gauge[rotary.first, rotary.first] = gauge[rotary.second, rotary.second] = a
-        gauge[rotary.first, rotary.second], gauge[rotary.second, rotary.first] = b, -b
-    count = int(free.sum())
-    if count:
-        drawn = (torch.randn(count, count, generator=generator, dtype=torch.float64) for _ in range(2))
-        u, v = (torch.linalg.qr(matrix).Q for matrix in drawn)  # orthogonal
-        stretched = torch.rand(count, generator=generator, dtype=torch.float64) * 2.5 + 0.5
-        gauge[free.nonzero(), free.nonzero().T] = u * stretched @ v
-    return gauge
-
-
-def gauge_deviation(model: nn.Module, weights: HeadWeights, offset: int = 1, seed: int = 0) -> float:
-    """Return the largest relative change of a layer's relations under a random gauge, which should be rounding."""
-    site = next(site for site in find_sites(model) if site.layer == weights.layer)
-    rotary = rotary_of(model, site)
-    rotation = None if rotary is None else rotary.matrix(offset)
-    moved = change_gauge(weights.query, weights.key_by_query_head, random_gauge(weights.query.shape[-1], rotary, seed))
-    pairs = zip(relations(weights.query, weights.key_by_query_head, rotation), relations(*moved, rotation), strict=True)
-    names = ("norm", "symmetric", "positive_energy", "effective_rank")
-    changes = (abs(getattr(b, name) / getattr(a, name) - 1) for a, b in pairs for name in names if getattr(a, name))
-    return max(changes, default=0.0)
 
 
 def _in_span(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

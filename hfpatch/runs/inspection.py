@@ -17,7 +17,7 @@ from hfpatch.analysis.inspection import Inspection, Text
 from hfpatch.analysis.linearised import is_nonlinear, linearise
 from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors, read_run
 from hfpatch.analysis.norms import pre_projection_sizes, query_sizes, skip_norms, skip_sizes
-from hfpatch.analysis.relation import gauge_deviation, head_relations
+from hfpatch.analysis.relation import head_relations
 from hfpatch.analysis.text import batches_of, token_rows
 from hfpatch.data.corpora import documents
 from hfpatch.errors import HfpatchError
@@ -142,11 +142,7 @@ def _inspect_base(inspection: Inspection) -> None:
     """Measure the relation of queries and keys."""
     base, notes = inspection.base, inspection.notes
     with _noted(notes, "Q-K relation"):
-        relations, deviations = [], []
-        for layer in map(layer_weights, find_sites(base.model)):  # one at a time in memory
-            relations += head_relations(base.model, [layer])
-            deviations.append(gauge_deviation(base.model, layer))
-        inspection.relations, inspection.gauge = relations, max(deviations, default=None)
+        inspection.relations = head_relations(base.model, map(layer_weights, find_sites(base.model)))
     behind = [site for site in find_sites(base.model) if normed(site.attention, site.heads)]
     if inspection.relations and behind:
         folded = all(norm_gains(site) is not None for site in behind)

@@ -216,8 +216,6 @@ def _relations(inspection: Inspection) -> list[doc.Table]:
         "‖S‖²/‖B‖², 0.5 in random weights; positive: the share of ‖S‖² on positive eigenvalues; signature: how many "
         "are positive and negative, (k, k) wherever [W_Q W_K] has full rank."
     )
-    if inspection.gauge is not None:
-        caption += f" A random change of basis inside the heads moves them by {inspection.gauge:.0e}."
     bare, patched = _by_layer(inspection.relations), _by_layer(inspection.relations_patched)
     turned = inspection.relations_patched or inspection.relations
     offsets = sorted({offset for head in turned for offset in head.by_offset})

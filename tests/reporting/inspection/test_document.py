@@ -58,7 +58,6 @@ def whole():
         relations_patched=[relation(0, 0, 0.5), relation(0, 1, 0.5)],
         attention=[HeadAttention(0, 0, 0.25, 1.5, 12.0), HeadAttention(0, 1, 0.75, 2.5, 4.0)],
         attention_patched=[HeadAttention(0, 0, 0.5, 1.5, 12.0)],
-        gauge=4e-15,
         skip_norms=[SkipNorm(0, "default", 2.5512, 0.0128), SkipNorm(0, "other", 3.0, 0.0128)],
         skip_sizes=[LayerSize(0, 0.224)],
         pre_projection_sizes=[LayerSize(1, 0.5)],
