@@ -1,4 +1,4 @@
-"""Analysis of attention and of patches: pure functions on models, patches and run folders.
+"""Analysis of attention and of patches: pure functions on models and patches.
 
 ===========================  ==========================================================================================
 module                       result

@@ -10,9 +10,10 @@ from hfpatch.analysis.ablation import Ablations
 from hfpatch.analysis.attention import HeadAttention
 from hfpatch.analysis.gradients import GradientNorm
 from hfpatch.analysis.linearised import Linearised
-from hfpatch.analysis.movement import Movement, RunRecord
+from hfpatch.analysis.movement import Movement
 from hfpatch.analysis.norms import LayerSize, QuerySize, SkipNorm
 from hfpatch.analysis.relation import HeadRelation
+from hfpatch.results.parts import TrainResult
 from hfpatch.sites import AttentionSite
 from hfpatch.support.files import json_value
 from hfpatch.surgery.bases import Base
@@ -48,7 +49,7 @@ class Inspection:
         ablations: with each layer's adapters disabled in turn, in nats per token.
         gradients: of the patch's tensors.
         movement: of the patch's tensors since their initialisation.
-        run: the records of the patch's run, if the patch is in a run folder.
+        run: the outcome of the patch's training, if the patch is in a run folder.
         notes: a sentence for each missing analysis, with the reason.
     """
 
@@ -69,12 +70,12 @@ class Inspection:
     ablations: Ablations | None = None
     gradients: list[GradientNorm] = field(default_factory=list)
     movement: list[Movement] = field(default_factory=list)
-    run: RunRecord | None = None
+    run: TrainResult | None = None
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values; NaN and infinite numbers are null."""
-        differently = ("base", "patch", "sites", "summary", "linearised")
+        differently = ("base", "patch", "sites", "summary", "linearised", "run")
         names = [entry.name for entry in fields(self) if entry.name not in differently]
         shares = ("layer", "explained", "explained_change", "fit_tokens")  # not the fitted matrices
         sites = [
@@ -91,5 +92,6 @@ class Inspection:
             "parameters": self.summary,
             **{name: getattr(self, name) for name in names},
             "linearised": [{name: getattr(layer, name) for name in shares} for layer in self.linearised],
+            "run": self.run and self.run.to_json(),
         }
         return {name: json_value(value) for name, value in values.items()}

@@ -1,17 +1,14 @@
-"""Changes of a patch's weights in training, from two states, and the records of a run."""
+"""Changes of a patch's weights in training, from two states."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.results.records import read_lines
-from hfpatch.support.files import read_json
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners.adapters import adapter_parameters, block_of, has_adapters, name_in_block, stack
@@ -35,19 +32,6 @@ class Movement:
     distance: float
     before: float
     after: float
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """The records of a training; missing ones are None or empty.
-
-    ``final_loss`` is in nats a token at the last step. ``update_survival`` is the share of weights that an optimiser
-    step changed, by tensor group and for ``all``.
-    """
-
-    steps: int | None = None
-    final_loss: float | None = None
-    update_survival: dict[str, float] = field(default_factory=dict)
 
 
 def movement(before: Tensors, after: Tensors) -> list[Movement]:
@@ -112,24 +96,3 @@ def initial_tensors(
         return {key: value for key, value in tensors.items() if any(f".{name}." in f".{key}." for name in seeded)}
     finally:
         unpatch(model)
-
-
-def read_run(run_dir: str | Path) -> RunRecord:
-    """Read the records of a training from its folder (``runs/METHOD/seed-N``).
-
-    Raises:
-        HfpatchError: if the folder has neither training.json nor metrics.jsonl.
-    """
-    folder = Path(run_dir)
-    outcome, metrics = folder / "training.json", folder / "metrics.jsonl"
-    if not outcome.is_file() and not metrics.is_file():
-        raise HfpatchError(f"{folder}: no run here (neither training.json nor metrics.jsonl); give runs/METHOD/seed-N")
-    steps = [step for step in read_lines(metrics, skip_broken=True) if isinstance(step, dict)]
-    read: Any = read_json(outcome) if outcome.is_file() else {}
-    recorded = read if isinstance(read, dict) else {}
-    survival = recorded.get("update_survival")
-    return RunRecord(
-        steps=recorded.get("steps", steps[-1].get("step") if steps else None),
-        final_loss=recorded.get("final_loss", steps[-1].get("loss") if steps else None),
-        update_survival=dict(survival) if isinstance(survival, dict) else {},
-    )

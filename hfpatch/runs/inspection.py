@@ -15,7 +15,7 @@ from hfpatch.analysis.gradients import gradient_norms
 from hfpatch.analysis.heads import layer_weights, norm_gains
 from hfpatch.analysis.inspection import Inspection, Text
 from hfpatch.analysis.linearised import is_nonlinear, linearise
-from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors, read_run
+from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors
 from hfpatch.analysis.norms import pre_projection_sizes, query_sizes, skip_norms, skip_sizes
 from hfpatch.analysis.relation import head_relations
 from hfpatch.analysis.text import batches_of, token_rows
@@ -24,8 +24,11 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models.paths import query_paths_with_f
 from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.data import DataSettings
+from hfpatch.recipes.strict import validate
+from hfpatch.results.parts import TrainResult
 from hfpatch.sites import find_sites, survey
 from hfpatch.sites.heads import normed
+from hfpatch.support.files import read_json
 from hfpatch.support.paths import takes_text
 from hfpatch.surgery.bases import TINYWORLD, Base, load_base, require_causal
 from hfpatch.surgery.folder import load_patch
@@ -53,7 +56,7 @@ def inspect(
 
     Args:
         model: the base.
-        patch: a folder that `save_patch` or PEFT wrote; inside a run folder the run's records are read too.
+        patch: a folder that `save_patch` or PEFT wrote; inside a run folder the outcome of its training is read too.
         allow_other_base: take a patch whose base had other weights.
         text: where the text to measure on comes from, as a recipe's ``data.source``; best one that the patch was not
             trained on. None takes that of tinyworld's tasks for tinyworld's models, and measures nothing for others.
@@ -123,7 +126,7 @@ def _noted(notes: list[str], what: str) -> Iterator[None]:
 
 
 def _inspect_training(inspection: Inspection, patch: Path, *, allow_other_base: bool) -> None:
-    """Compare a patch with its own initialisation, and read the records of its run."""
+    """Compare a patch with its own initialisation, and read the outcome of its training."""
     base, folder = inspection.base, patch.resolve().parent
     seed = int(name[1]) if (name := _SEED.fullmatch(folder.name)) else None
     first = initial_tensors(base.model, patch, seed=seed, allow_other_base=allow_other_base)
@@ -134,8 +137,8 @@ def _inspect_training(inspection: Inspection, patch: Path, *, allow_other_base: 
             "the run, read from the folder name seed-N)."
         )
     inspection.movement = movement(first, {name: last[name] for name in first})
-    if any((folder / name).is_file() for name in ("training.json", "metrics.jsonl")):
-        inspection.run = read_run(folder)
+    if (outcome := folder / "training.json").is_file():
+        inspection.run = validate(read_json(outcome), TrainResult, str(outcome))
 
 
 def _inspect_base(inspection: Inspection) -> None:

@@ -1,12 +1,10 @@
-import json
-
 import pytest
 import torch
 from families import make_model
 from peft import LoraConfig
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch, save_patch
-from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors, read_run
+from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors
 
 PARTS = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(), LoraConfig(r=2, target_modules=["q_proj"])]
 
@@ -60,16 +58,3 @@ def test_patches_of_different_shape_or_kind_are_refused(tmp_path):
     folder, *_ = trained(tmp_path)
     with pytest.raises(HfpatchError, match="has adapters already"):
         initial_tensors(patch(make_model("llama"), PARTS), folder)
-
-
-def test_what_a_run_recorded_is_read_whether_or_not_it_ended(tmp_path):
-    with pytest.raises(HfpatchError, match="no run here"):
-        read_run(tmp_path)
-    lines = [{"step": step, "loss": 4.0 - step} for step in (0, 1, 2)]  # pretraining measures before its first step
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "metrics.jsonl").write_text(text + '{"step": 3, "lo')
-    record = read_run(tmp_path)
-    assert (record.steps, record.final_loss, record.update_survival) == (2, 2.0, {})
-    (tmp_path / "training.json").write_text('{"steps": 7, "final_loss": 1.5, "update_survival": {"all": 0.9}}')
-    record = read_run(tmp_path)
-    assert (record.steps, record.final_loss, record.update_survival) == (7, 1.5, {"all": 0.9})

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from families import make_config
-from reporting.inspection.test_document import tables_of
+from reporting.inspection.test_document import OUTCOME, tables_of
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch, save_patch
 from hfpatch.__main__ import main
@@ -38,7 +38,8 @@ def run(tmp_path_factory):
         if parameter.requires_grad and "up" not in name.split(".")[-3]:
             parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
     save_patch(base.model, folder / "patch")
-    (folder / "training.json").write_text('{"steps": 5, "update_survival": {"preproj_down": 0.5, "all": 0.75}}')
+    survival = {"update_survival": {"preproj_down": 0.5, "all": 0.75}}
+    (folder / "training.json").write_text(json.dumps({**OUTCOME, **survival, "identity": {}}))
     return folder
 
 

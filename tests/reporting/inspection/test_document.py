@@ -16,17 +16,19 @@ from hfpatch.analysis.attention import HeadAttention
 from hfpatch.analysis.gradients import GradientNorm
 from hfpatch.analysis.inspection import Inspection, Text
 from hfpatch.analysis.linearised import Linearised
-from hfpatch.analysis.movement import Movement, RunRecord
+from hfpatch.analysis.movement import Movement
 from hfpatch.analysis.norms import LayerSize, QuerySize, SkipNorm
 from hfpatch.analysis.relation import HeadRelation, Relation
 from hfpatch.reporting.document import Table
 from hfpatch.reporting.html import html
 from hfpatch.reporting.inspection.document import inspection_document
 from hfpatch.reporting.inspection.figures import figures
+from hfpatch.results.parts import TrainResult
 from hfpatch.surgery.bases import Base
 from hfpatch.surgery.patch import PatchSummary
 
 HOSTILE = "<script>alert(1)</script>"
+OUTCOME = {"steps": 5, "final_loss": 1.5, "tokens": 100, "wall_s": 2.0, "tokens_per_s": 50.0, "peak_memory_bytes": 1}
 
 
 def site(layer):
@@ -73,7 +75,7 @@ def whole():
             Movement(1, "b.preproj_up.x.weight", 1000, 10, 4.0, 1.0, 1.0),
             Movement(1, "b.other.x.weight", 4, 4, 0.0, 2.0, 2.0),
         ],
-        run=RunRecord(steps=5, update_survival={"preproj_up": 0.75, "all": 0.5}),
+        run=TrainResult(**OUTCOME, update_survival={"preproj_up": 0.75, "all": 0.5}),
         notes=["Something: not shown; & why."],
     )  # fmt: skip
 
