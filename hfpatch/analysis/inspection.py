@@ -8,7 +8,6 @@ from typing import Any
 
 from hfpatch.analysis.ablation import Ablations
 from hfpatch.analysis.attention import HeadAttention
-from hfpatch.analysis.gradients import GradientNorm
 from hfpatch.analysis.linearised import Linearised
 from hfpatch.analysis.movement import Movement
 from hfpatch.analysis.norms import LayerSize, QuerySize, SkipNorm
@@ -38,7 +37,7 @@ class Inspection:
         patch: the patch's folder, or None.
         sites: the model's attention branches.
         summary: the parameters of the model and of the patch.
-        text: the text on which everything from ``attention`` to ``gradients`` was measured, or None.
+        text: the text on which everything from ``attention`` to ``ablations`` was measured, or None.
         relations: of every head of the base.
         relations_patched: with the patch, of its linear approximation where the query is not linear.
         attention: of every head of the base.
@@ -47,7 +46,6 @@ class Inspection:
         query_sizes: of the patch, or of a model pretrained with an f of its own.
         linearised: the share of the logits that the linear approximation explains.
         ablations: with each layer's adapters disabled in turn, in nats per token.
-        gradients: of the patch's tensors.
         movement: of the patch's tensors since their initialisation.
         run: the outcome of the patch's training, if the patch is in a run folder.
         notes: a sentence for each missing analysis, with the reason.
@@ -68,7 +66,6 @@ class Inspection:
     query_sizes: list[QuerySize] = field(default_factory=list)
     linearised: list[Linearised] = field(default_factory=list)
     ablations: Ablations | None = None
-    gradients: list[GradientNorm] = field(default_factory=list)
     movement: list[Movement] = field(default_factory=list)
     run: TrainResult | None = None
     notes: list[str] = field(default_factory=list)

@@ -11,7 +11,6 @@ from torch import nn
 
 from hfpatch.analysis.ablation import ablate_layers, document_losses
 from hfpatch.analysis.attention import head_attention
-from hfpatch.analysis.gradients import gradient_norms
 from hfpatch.analysis.heads import layer_weights, norm_gains
 from hfpatch.analysis.inspection import Inspection, Text
 from hfpatch.analysis.linearised import is_nonlinear, linearise
@@ -159,7 +158,7 @@ def _inspect_patch(inspection: Inspection, rows: list[list[int]]) -> None:
     base, model, notes = inspection.base, inspection.base.model, inspection.notes
     inspection.skip_norms = skip_norms(model)
     if not rows:
-        notes.append("Sizes on text, the linear stand-in, ablations and gradients: not shown; give text with --text.")
+        notes.append("Sizes on text, the linear stand-in and ablations: not shown; give text with --text.")
     if not has_adapters(model) or not stack(model):
         return
     if rows:
@@ -174,7 +173,6 @@ def _inspect_patch(inspection: Inspection, rows: list[list[int]]) -> None:
         with _noted(notes, "Sizes of nonlinear terms on the text"):
             inspection.query_sizes = query_sizes(model, held_out)
         inspection.ablations = ablate_layers(model, lambda scored: document_losses(scored, held_out))
-        inspection.gradients = gradient_norms(model, held_out)
     # the relations with the patch: the fit's where the query is not linear, else those of the matrices
     fits = {fit.layer: fit.weights for fit in inspection.linearised}
     missing = {site.layer for site in find_sites(model) if is_nonlinear(site)} - fits.keys()

@@ -167,30 +167,25 @@ def _of_patch(inspection: Inspection) -> tuple[doc.Table, doc.Table, doc.Table]:
     )  # fmt: skip
     without = _table("without", "Without one layer's adapters", made.without if made else (), columns, caption)
     # its training, by kind of tensor
-    changed, gradients = defaultdict(list), defaultdict(list)
+    changed = defaultdict(list)
     for movement in inspection.movement:
         changed[tensor_group(movement.tensor)].append(movement)
-    for gradient in inspection.gradients:
-        gradients[tensor_group(gradient.tensor)].append(gradient.gradient)
     kept = inspection.run.update_survival if inspection.run else {}
     weights = {group: sum(tensor.weights for tensor in tensors) for group, tensors in changed.items()}
     unmoved = {group: sum(tensor.unmoved for tensor in tensors) for group, tensors in changed.items()}
-    shares = {group: f"{count(unmoved[group])} ({unmoved[group] / weights[group]:.1%})" for group in weights}
     columns = {
         "tensor": str,
-        "weights": lambda group: count(weights.get(group)),
-        "never moved": lambda group: shares.get(group, NOTHING),
-        "‖moved‖": lambda group: _norm(tensor.distance for tensor in changed[group]),
-        "‖at start‖": lambda group: _norm(tensor.before for tensor in changed[group]),
-        "‖gradient‖": lambda group: _norm(gradients[group]),
+        "weights": lambda group: count(weights[group]),
+        "never moved": lambda group: f"{count(unmoved[group])} ({unmoved[group] / weights[group]:.1%})",
+        "‖moved‖": lambda group: _number(math.hypot(*(tensor.distance for tensor in changed[group]))),
+        "‖at start‖": lambda group: _number(math.hypot(*(tensor.before for tensor in changed[group]))),
         "updates kept": lambda group: f"{kept[group]:.1%}" if group in kept else NOTHING,
     }
     caption = (
-        "By kind of tensor, all layers together. Never moved: the same, bit for bit, as at initialisation. Gradient: "
-        "of the loss on the text at the weights as they are. Updates kept: the share of weights with a gradient that "
-        "an optimiser step really changed, as the run recorded it."
+        "By kind of tensor, all layers together. Never moved: the same, bit for bit, as at initialisation. Updates "
+        "kept: the share of weights with a gradient that an optimiser step really changed, as the run recorded it."
     )
-    training = _table("training", "Training", list(changed or gradients), columns, caption)
+    training = _table("training", "Training", changed, columns, caption)
     return added, without, training
 
 
@@ -264,12 +259,6 @@ def _spread(values: Iterable[float | None], digits: int = 2) -> str:
     if not finite:
         return NOTHING
     return f"{decimal(fmean(finite), digits)} {interval(min(finite), max(finite), digits)}"
-
-
-def _norm(norms: Iterable[float]) -> str:
-    """Return the norm of several tensors together, from that of each."""
-    squares = [norm**2 for norm in norms]
-    return _number(math.sqrt(math.fsum(squares)) if squares else None)
 
 
 def _number(value: float | None, digits: int = 3) -> str:
