@@ -11,14 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hfpatch.analysis.heads import head_size
 from hfpatch.analysis.running import Batch, TokenMeans, method_layers, norm_ratio, run
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.models.paths import PathOutput, observed
 from hfpatch.nn.calls import CALLS
 from hfpatch.nn.preprojection import PAPER_SKIP_STD
-from hfpatch.sites import AttentionSite, base_model, find_sites
+from hfpatch.sites import AttentionSite, base_model
 from hfpatch.support.modes import hooked
 from hfpatch.tuners.adapters import block_of
 from hfpatch.tuners.hidden_state import hidden_argument
@@ -59,8 +58,6 @@ class QuerySize:
             literal form once. A is x for an identity anchor, so that this is ‖f(x)‖ / ‖x‖, and x W_Q for a weight
             anchor. f of a pretrained residual path Q = x + xW is xW.
         cosine: the cosine between f(x) and A(x), the mean over tokens; 0 where one of them is 0.
-        head_sizes, head_cosines: the same of each head.
-        position_sizes, position_cosines: the same at each position of a document, from the first.
     """
 
     layer: int
@@ -68,10 +65,6 @@ class QuerySize:
     target: str
     size: float
     cosine: float
-    head_sizes: tuple[float, ...]
-    head_cosines: tuple[float, ...]
-    position_sizes: tuple[float, ...]
-    position_cosines: tuple[float, ...]
 
 
 def skip_norms(model: nn.Module) -> list[SkipNorm]:
@@ -153,7 +146,6 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
     :func:`hfpatch.models.build_scratch` have an f of their own. The model's mode and hooks are left as they were.
     """
     means, handles = TokenMeans[tuple[int, str, str]](), []
-    head_sizes = {site.layer: head_size(site) for site in find_sites(model) if site.heads is not None}
 
     def measure(
         index: int, layer: MethodLayer, target: str, module: nn.Module, args: tuple[Any, ...], output: Tensor
@@ -165,12 +157,11 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
             if target in config.targets:
                 anchor = x if config.anchor == "identity" else projected
                 f = config.nonlinear(target, parts, x)
-                means.add((index, adapter, target), _compared(f, anchor, head_sizes.get(index, f.shape[-1])))
+                means.add((index, adapter, target), _compared(f, anchor))
                 projected = apply_method(layer.scaled(adapter), target, parts, projected, x, site=layer.sites[adapter])
 
     def measure_built_in(output: PathOutput) -> None:
-        index = block_of(output.at)
-        means.add((index, BUILT_IN, output.target), _compared(output.f, output.anchor, head_sizes[index]))
+        means.add((block_of(output.at), BUILT_IN, output.target), _compared(output.f, output.anchor))
 
     for site, layer in method_layers(model, NonlinearQueryConfig):
         for target in layer.site.columns:
@@ -178,19 +169,10 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
             handles.append(site.projection_module(target).register_forward_hook(hook, prepend=True))
     with hooked(handles), observed(model, measure_built_in):
         run(model, batches, means.begin)
-
-    measured = []
-    for key, (size, cosine, *by_head) in means.overall().items():
-        heads = len(by_head) // 2
-        positions = (tuple(means.by_position(key, column)) for column in (0, 1))
-        measured.append(QuerySize(*key, size, cosine, tuple(by_head[:heads]), tuple(by_head[heads:]), *positions))
-    return measured
+    return [QuerySize(*key, *numbers) for key, numbers in means.overall().items()]
 
 
-def _compared(f: Tensor, anchor: Tensor, head: int) -> Tensor:
-    """Return ratio and cosine over all columns, then the ratios and the cosines of the heads: ``(batch, seq, n)``."""
+def _compared(f: Tensor, anchor: Tensor) -> Tensor:
+    """Return ratio and cosine of each token: ``(batch, seq, 2)``."""
     f, anchor = f.float(), anchor.float()
-    by_head = (*f.shape[:-1], f.shape[-1] // head, head)
-    overall = torch.stack([norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1)], dim=-1)
-    f, anchor = f.reshape(by_head), anchor.reshape(by_head)
-    return torch.cat([overall, norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1)], dim=-1)
+    return torch.stack([norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1)], dim=-1)

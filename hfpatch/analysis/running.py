@@ -103,7 +103,7 @@ class TokenMeans(Generic[Key]):
     """Sums of several numbers a token, by key; every token weighs the same, padding is left out."""
 
     _tokens: Tokens | None = None
-    _sums: dict[Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _sums: dict[Key, tuple[Tensor, int]] = field(default_factory=dict)
 
     def begin(self, tokens: Tokens) -> None:
         """Set the tokens of the batch that the next values belong to."""
@@ -113,22 +113,12 @@ class TokenMeans(Generic[Key]):
         """Add ``(batch, seq, n)`` numbers."""
         assert self._tokens is not None
         values = self._tokens.of(values)
-        positions = self._tokens.positions.cpu()[self._tokens.counted.cpu()]
-        old_sums, old_counts = self._sums.get(key, (torch.zeros(0, values.shape[-1]).double(), torch.zeros(0).double()))
-        new = max(0, int(positions.max()) + 1 - len(old_counts)) if len(positions) else 0  # positions not yet seen
-        sums = F.pad(old_sums, (0, 0, 0, new)).index_add_(0, positions, values)
-        counts = F.pad(old_counts, (0, new)).index_add_(0, positions, torch.ones(len(positions)).double())
-        self._sums[key] = (sums, counts)
+        total, count = self._sums.get(key, (0, 0))
+        self._sums[key] = (total + values.sum(0), count + len(values))
 
     def overall(self) -> dict[Key, list[float]]:
         """Return the n means over tokens of each key that has any, in the order of their first values."""
-        totals = {key: (sums.sum(0), counts.sum()) for key, (sums, counts) in self._sums.items()}
-        return {key: (total / count).tolist() for key, (total, count) in totals.items() if count}
-
-    def by_position(self, key: Key, column: int) -> list[float]:
-        """Return the mean of one column at each position, from the first."""
-        sums, counts = self._sums[key]
-        return [float(value) for value in sums[:, column] / counts.clamp_min(1)]
+        return {key: (total / count).tolist() for key, (total, count) in self._sums.items() if count}
 
 
 def norm_ratio(part: Tensor, whole: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ def heat_map(
     ax: Axes,
     cells: Sequence[tuple[int, int, float]],
     *,
-    limits: tuple[float, float] | None = None,
+    limits: tuple[float, float],
     diverging: bool = False,
     names: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> None:
@@ -133,9 +133,8 @@ def heat_map(
     values = np.full((1 + max(layer for layer, *_ in cells), 1 + max(head for _, head, _ in cells)), np.nan)
     for layer, head, value in cells:
         values[layer, head] = value
-    low, high = limits or (None, None)
     colours = _DIVERGING if diverging else _RISING
-    mesh = ax.pcolormesh(values, cmap=colours, vmin=low, vmax=high, edgecolor=PAPER, linewidth=0.8)
+    mesh = ax.pcolormesh(values, cmap=colours, vmin=limits[0], vmax=limits[1], edgecolor=PAPER, linewidth=0.8)
     ax.figure.colorbar(mesh, ax=ax, aspect=25).outline.set_visible(False)
     ax.set(xlabel="head", ylabel="layer")
     ax.invert_yaxis()

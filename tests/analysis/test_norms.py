@@ -95,7 +95,7 @@ def test_a_model_without_a_projection_of_the_query_has_sizes_of_its_values(batch
     model = patch(AutoModelForCausalLM.from_config(config), NonlinearQueryConfig(targets="value", form="literal"))
     (sizes,) = query_sizes(model, [batch])
     assert sizes.target == "value"
-    assert sizes.head_sizes == (sizes.size,)  # no query says how wide a head is
+    assert sizes.size > 0
 
 
 def test_sizes_weight_tokens_not_batches(batch):
@@ -171,7 +171,7 @@ def test_skip_size_is_that_of_the_skip_beside_what_the_branch_adds(case):
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_query_sizes_and_cosines_by_head_and_position(kind, batch):
+def test_query_sizes_and_cosines(kind, batch):
     """Of f beside the anchor, by the formulas."""
     model = make_model(kind)
     x = inputs_of(model, batch)[0]
@@ -187,14 +187,6 @@ def test_query_sizes_and_cosines_by_head_and_position(kind, batch):
     assert (sizes.layer, sizes.adapter, sizes.target) == (0, "nonlinear_query", "query")
     assert sizes.size == pytest.approx(float(ratio[mask].mean()), rel=1e-4)
     assert sizes.cosine == pytest.approx(float(cosine[mask].mean()), abs=1e-5)
-    assert len(sizes.head_sizes) == len(sizes.head_cosines) == 4
-    part, whole = f[..., 8:16], anchor[..., 8:16]  # the second head
-    assert sizes.head_sizes[1] == pytest.approx(float((part.norm(dim=-1) / whole.norm(dim=-1))[mask].mean()), rel=1e-4)
-    inner = (part * whole).sum(-1) / (part.norm(dim=-1) * whole.norm(dim=-1))
-    assert sizes.head_cosines[1] == pytest.approx(float(inner[mask].mean()), abs=1e-5)
-    assert len(sizes.position_sizes) == 7  # the second row is padded by three, so its first token stands at 3
-    assert sizes.position_sizes[1] == pytest.approx(float(torch.stack([ratio[0, 1], ratio[1, 4]]).mean()), rel=1e-4)
-    assert sizes.position_cosines[6] == pytest.approx(float(cosine[0, 6]), abs=1e-5)
 
 
 @torch.no_grad()
@@ -235,7 +227,7 @@ def test_a_peft_model_is_analysed_like_a_patched_one(batch):
 
 @pytest.mark.parametrize("query", [{"fused": True}, {"anchor": "weight"}, {"path": "residual"}])
 @torch.no_grad()
-def test_the_f_that_a_model_was_pretrained_with_by_head(batch, query):
+def test_the_f_that_a_model_was_pretrained_with(batch, query):
     config = AutoConfig.for_model("gpt2", vocab_size=64, n_embd=HIDDEN, n_layer=2, n_head=4, bos_token_id=0)
     model = build_scratch(config, ScratchSettings(query={"path": "nonlinear", **query})).eval()
     inputs, text = [], batch["attention_mask"].bool()
@@ -245,11 +237,9 @@ def test_the_f_that_a_model_was_pretrained_with_by_head(batch, query):
     anchor = path.anchor(x) if "anchor" in query else x
     f, model = path.f(x), model.float()
     ratio, cosine = f.norm(dim=-1) / anchor.norm(dim=-1), (f * anchor).sum(-1) / (f.norm(dim=-1) * anchor.norm(dim=-1))
-    heads = f.reshape(-1, 4, HIDDEN // 4).norm(dim=-1) / anchor.reshape(-1, 4, HIDDEN // 4).norm(dim=-1)
     sizes = query_sizes(model, [batch])[1]
     assert (sizes.layer, sizes.adapter, sizes.target) == (1, BUILT_IN, "query")
     assert (sizes.size, sizes.cosine) == pytest.approx((ratio.mean().item(), cosine.mean().item()), rel=1e-4)
-    assert sizes.head_sizes == pytest.approx(heads.mean(0).tolist(), rel=1e-4)
 
 
 def test_a_layer_that_is_not_below_its_attention_is_found():

@@ -52,8 +52,11 @@ def _drawn(inspection: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
         _by_layer(ax, "‖x~ − x‖ / ‖x‖", inspection.pre_projection_sizes, "size")
         yield "pre-projections", "Pre-projections", "How far each moves its input, the mean over tokens.", figure
     if queries := [query for query in inspection.query_sizes if query.target == "query"]:
-        caption = "f beside its anchor A; lines from the first layer (light) on."
-        yield "queries", "Nonlinear queries", caption, _queries(queries)
+        figure, axes = plots.panels(2, columns=2, width=5.5, height=2.7)
+        _by_layer(axes[0], "‖f(x)‖ / ‖A(x)‖", queries, "size")
+        _by_layer(axes[1], "cosine of f(x) and A(x)", queries, "cosine", from_zero=False, color=VERMILLION)
+        axes[1].axhline(0, color=MUTED, linewidth=0.8)
+        yield "queries", "Nonlinear queries", "f beside its anchor A, the mean over tokens.", figure
     if inspection.linearised:
         caption = (
             "A point a head: the share of the within-row variance of the logits, on text outside the fit, that a "
@@ -141,24 +144,6 @@ def _offsets(relations: Sequence[HeadRelation]) -> Figure:
         ax.ticklabel_format(axis="y", useOffset=False)
     for ax in axes[:2]:
         ax.axhline(0.5, color=MUTED, linewidth=0.8)
-    return figure
-
-
-def _queries(queries: Sequence[Any]) -> Figure:
-    """Draw the size of f beside its anchor by layer, head and position, and their cosine."""
-    height = min(6.0, max(2.5, 1.3 + 0.16 * len({query.layer for query in queries})))
-    figure, axes = plots.panels(4, columns=2, width=5.5, height=height)
-    _by_layer(axes[0], "‖f(x)‖ / ‖A(x)‖", queries, "size")
-    _by_layer(axes[1], "cosine of f(x) and A(x)", queries, "cosine", from_zero=False, marker="s", color=VERMILLION)
-    axes[1].axhline(0, color=MUTED, linewidth=0.8)
-    cells = [(query.layer, head, size) for query in queries for head, size in enumerate(query.head_sizes)]
-    plots.heat_map(axes[2], cells)
-    axes[2].set_title("‖f(x)‖ / ‖A(x)‖ by head")
-    lines = [(range(len(query.position_sizes)), query.position_sizes) for query in queries]
-    plots.layer_lines(axes[3], lines, linewidth=1.2)
-    axes[3].set(title="‖f(x)‖ / ‖A(x)‖ by position, a line a layer", xlabel="position in the document")
-    top = 1.12 * axes[3].dataLim.ymax
-    axes[3].set_ylim(0, top if top > 0 else None)
     return figure
 
 

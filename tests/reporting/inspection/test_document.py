@@ -63,8 +63,8 @@ def whole():
         skip_sizes=[LayerSize(0, 0.224)],
         pre_projection_sizes=[LayerSize(1, 0.5)],
         query_sizes=[
-            QuerySize(1, "default", "query", 0.0197, 0.1, (0.1, 0.2), (0.1, 0.2), (0.3,), (0.1,)),
-            QuerySize(1, "default", "key", 0.5, -0.25, (0.1, 0.2), (0.1, 0.2), (0.3,), (0.1,)),
+            QuerySize(1, "default", "query", 0.0197, 0.1),
+            QuerySize(1, "default", "key", 0.5, -0.25),
         ],
         linearised=[Linearised(1, None, (0.9, 0.8), (None, 0.5), 1152)],
         ablations=Ablations(0.9, 6, [Ablation(1, 1.0, 0.1, 0.02), Ablation(None, 0.8, -0.1, 0.03)]),
@@ -150,9 +150,7 @@ def test_what_was_not_found_is_left_out():
     assert list(tables_of(inspected)) == ["Attention branches", "Q-K relation", "Q-K relation by relative offset"]
     assert [section.name for section in document.parts[0].sections] == ["model", "relation"]
     assert list(document.parts[0].figures) == ["relation", "offsets"]
-    of_queries = inspection(
-        query_sizes=[QuerySize(1, "own", "query", 0.0197, 0.1, (0.1, 0.2), (0.1, 0.2), (0.3,), (0.1,))]
-    )
+    of_queries = inspection(query_sizes=[QuerySize(1, "own", "query", 0.0197, 0.1)])
     assert list(tables_of(of_queries)) == ["Attention branches", "What f adds to its anchor"]
 
 

@@ -36,11 +36,7 @@ def inspected():
         skip_sizes=sizes,
         pre_projection_sizes=sizes,
         query_sizes=[
-            Item(
-                layer=layer, target=target, size=0.5, cosine=-0.5, head_sizes=(0.1, 0.2), position_sizes=(1.0, 2.0, 3.0)
-            )
-            for layer in LAYERS
-            for target in ("query", "key")
+            Item(layer=layer, target=target, size=0.5, cosine=-0.5) for layer in LAYERS for target in ("query", "key")
         ],
         linearised=[Item(layer=layer, explained=(0.5, -3.0), explained_change=(None, 0.25)) for layer in LAYERS],
         ablations=Item(items=6, without=[Item(layer=layer, change=1.0, error=0.5) for layer in (*LAYERS, None)]),
@@ -108,11 +104,9 @@ def test_sizes_are_marks_at_their_layers_on_an_axis_from_zero(axes):
 
 
 def test_queries_are_those_of_the_query_path_and_shares_below_zero_at_the_bottom(axes):
-    size, cosine, heads, positions, *_ = axes("queries")
+    size, cosine = axes("queries")
     assert values(size) == [[0.5] * 3]
     assert values(cosine) == [[-0.5] * 3, [0, 0]]
-    assert heads.collections[0].get_array().tolist() == [[0.1, 0.2]] * 3
-    assert values(positions) == [[1.0, 2.0, 3.0]] * 3
     logits, change = axes("explained")
     assert values(logits) == [[0.5, -0.05] * 3]
     assert values(change) == [[0.25] * 3]
