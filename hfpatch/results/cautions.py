@@ -15,7 +15,7 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import OF_SAME_SIZE, controls_of, references
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import HELD_OUT, SAME_SIZE
-from hfpatch.recipes.training import TrainingSettings, group_of
+from hfpatch.recipes.training import TrainingSettings
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
@@ -320,34 +320,20 @@ def rates_sentence(results: ComparisonResults) -> str:
             middle = "; the rate of a method's middle budget serves all its budgets, which may favour that one"
         tried = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
         return f"Each {results.noun}{but} at its best of {tried} rates{more}{middle}{_rate_errors(results)}."
-    if results.training.get("lr") is None or not results.others:
+    rate = results.training.get("lr")
+    if not isinstance(rate, int | float) or not results.others:
         return ""
-
-    # The methods by the rates of their tensors, ``0.001`` or ``0.001 (lora 0.01)``; nothing where that is not known
-    rate, rates = results.training.get("lr"), results.training.get("learning_rates") or {}
-    named: dict[str, list[str]] = {}
-    for name in results.others:
-        trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
-        groups = {group_of(tensor) for train in trains for tensor in train.update_survival if tensor != "all"}
-        text = ""
-        if isinstance(rate, int | float):
-            of_groups = {group: rates[group] for group in sorted(groups or rates) if rates.get(group, rate) != rate}
-            listing = ", ".join(f"{group} {value:g}" for group, value in of_groups.items())
-            text = f"{rate:g} ({listing})" if of_groups else f"{rate:g}"
-            if groups and groups == of_groups.keys() and len({*of_groups.values()}) == 1:
-                text = f"{next(iter(of_groups.values())):g}"
-        named.setdefault(text, []).append(name)
-
-    shown = next(iter(named))
+    # Those of groups of parameters, and of variants
+    other = dict(sorted((results.training.get("learning_rates") or {}).items()))
+    variants = {name: method.variant.training for name, method in results.methods.items() if method.variant is not None}
+    other |= {name: float(training["lr"]) for name, training in variants.items() if "lr" in training}
+    others = ", ".join(f"{name} {value:g}" for name, value in other.items() if value != rate)
+    rates = f"{rate:g} ({others})" if others else f"{rate:g}"
     if len(results.others) == 1:
-        return f"One learning rate{shown and f' ({shown})'}, not tuned: another may change the result."
-    if len(named) == 1:
-        which = "the same rates" if "(" in shown else "one rate"
-        return f"All {results.noun}s at {which}{shown and f' ({shown})'}, which may favour some."
-    *first, (last, rest) = sorted(named.items(), key=lambda pair: len(pair[1]))
-    clauses = [f"{listed(names)} at {rate}" for rate, names in first]
-    clauses.append(f"{f'the other {len(rest)}' if len(rest) > 1 else rest[0]} at {last}")
-    return f"No rate was tuned: {listed(clauses)}, which may favour some."
+        return f"One learning rate ({rates}), not tuned: another may change the result."
+    if not others:
+        return f"All {results.noun}s at one rate ({rates}), which may favour some."
+    return f"No rate was tuned: {rates}, which may favour some."
 
 
 def _rate_errors(results: ComparisonResults) -> str:

@@ -1,10 +1,10 @@
 """How rates were chosen, as the report says and draws it."""
 
-import json
 import re
 
 import pytest
 from reporting.conftest import document_of, read_csv, tuned_example
+from reporting.study_example import study
 
 from hfpatch.reporting.cards import run_card
 from hfpatch.reporting.comparison.answer import lead
@@ -55,28 +55,15 @@ def test_the_first_sentence_says_what_holds_at_the_rates_tried(tuned):
     )
 
 
-@pytest.mark.parametrize(
-    ("tensors", "expected"),
-    [
-        ({"lora": ["lora_A", "lora_B"], SKIP: ["preproj_up", "preproj_skip"], "third": ["preproj_up"]},
-         "No rate was tuned: lora at 0.003 and the other 2 at 1e-05,"),
-        ({"lora": ["lora_A"], SKIP: ["preproj_up", "lora_A"]},
-         "No rate was tuned: lora at 0.003 and pre_projection_skip at 1e-05 (lora 0.003),"),
-        ({"lora": ["lora_A", "preproj_up"], SKIP: ["preproj_up", "lora_A"]},
-         "All methods at the same rates (1e-05 (lora 0.003)),"),
-        ({"lora": ["lora_A"], "third": ["lora_B"]}, "All methods at one rate (0.003),"),
-        ({SKIP: ["preproj_up"], "third": ["temperature_query"]}, "All methods at one rate (1e-05),"),
-    ],
-)  # fmt: skip
-def test_rates_of_groups_are_told_of_the_methods_that_have_them(raw, build, tensors, expected):
-    untuned = raw | {"tuning": None, "comparisons": [], "training": {"lr": 1e-5, "learning_rates": {"lora": 3e-3}}}
-    methods = {"baseline": raw["methods"]["baseline"]}
-    for name, groups in tensors.items():
-        copied = json.loads(json.dumps(raw["methods"]["lora"]))
-        for run in copied["runs"].values():
-            run["train"]["update_survival"] = dict.fromkeys([*groups, "all"], 1.0)
-        methods[name] = copied
-    assert rates_sentence(build(untuned | {"methods": methods})).startswith(expected)
+def test_rates_of_groups_that_are_not_tuned_are_those_of_the_recipe(raw, build):
+    untuned = raw | {"tuning": None, "training": {"lr": 1e-5, "learning_rates": {"query": 1e-5, "lora": 3e-3}}}
+    assert rates_sentence(build(untuned)) == "No rate was tuned: 1e-05 (lora 0.003), which may favour some."
+
+
+def test_rates_of_variants_that_are_not_tuned_are_those_of_the_recipe(build):
+    raw = study() | {"tuning": None, "training": {"lr": 1e-3}}
+    raw["methods"]["nonlinear"]["variant"]["training"] = {"lr": 3e-3}
+    assert rates_sentence(build(raw)) == "No rate was tuned: 0.001 (nonlinear 0.003), which may favour some."
 
 
 def test_a_method_whose_trials_all_diverged_is_never_called_tuned(build):
