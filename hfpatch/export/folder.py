@@ -15,7 +15,7 @@ from hfpatch.support.files import atomic_directory, read_json, write_text
 from hfpatch.surgery.bases import load_base, locate
 from hfpatch.surgery.card import base_licence, export_card, shown_base
 from hfpatch.surgery.folder import load_patch
-from hfpatch.surgery.manifest import CONFIG, MANIFEST, read_manifest, refuse_a_run
+from hfpatch.surgery.manifest import CONFIG, MANIFEST, read_manifest, require_patch
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _TEMPLATE, _GENERATION = "chat_template.jinja", "generation_config.json"
@@ -50,7 +50,7 @@ def export_patch(
         HfpatchError: if the base or the patch cannot be loaded, a part cannot be exported, or ``out`` is not free.
     """
     patch, out = Path(patch), Path(out)
-    refuse_a_run(patch)
+    require_patch(patch)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise HfpatchError(f"{out}: exists already; choose another --out")
     name = _named_base(patch) if model is None else model
@@ -102,12 +102,8 @@ def _named_base(patch: Path) -> str:
     if (patch / MANIFEST).is_file():
         first, file = read_manifest(patch / MANIFEST).adapters[0], MANIFEST
         name = read_json(patch / first.name / CONFIG).get("base_model_name_or_path")  # a path of this machine too
-    elif (patch / CONFIG).is_file():
-        name, file = read_json(patch / CONFIG).get("base_model_name_or_path"), CONFIG
-    elif not patch.exists():
-        raise HfpatchError(f"{patch}: no such folder; give one that save_patch wrote, or a PEFT adapter")
     else:
-        raise HfpatchError(f"{patch}: names no base ({MANIFEST} and {CONFIG} are missing); give the base with --model")
+        name, file = read_json(patch / CONFIG).get("base_model_name_or_path"), CONFIG
     if not isinstance(name, str) or not name:
         raise HfpatchError(f"{patch / file}: names no base; give it with --model")
     shown = shown_base(name)

@@ -19,7 +19,7 @@ from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.folder import load_results
 from hfpatch.support.files import read_json
 from hfpatch.surgery.card import shown_base
-from hfpatch.surgery.manifest import example_model, read_manifest, refuse_a_run
+from hfpatch.surgery.manifest import MODELS_OF_RUN, PATCHES_OF_RUN, read_manifest
 
 Contents = dict[str, Path | bytes]
 """Files for the hub: the path there -> the file, or its bytes."""
@@ -63,16 +63,17 @@ def contents(
             is_patch = not (folder / "config.json").is_file()
             files = _tree(folder, folder)
             return {name: file for name, file in files.items() if not (is_patch and _OF_TRAINER.fullmatch(name))}
-        refuse_a_run(folder)
-        wanted = f"give a folder with one{example_model(folder)}"
-        raise HfpatchError(f"{folder}: contains no finished comparison, patch, export or model; {wanted}")
+        raise HfpatchError(
+            f"{folder}: contains no finished comparison, patch, export or model; give a folder with one (a run's are "
+            f"{PATCHES_OF_RUN} and {MODELS_OF_RUN})"
+        )
 
     # a run
     if seed is not None and method is None:
         raise HfpatchError(f"--seed {seed}: is the seed of one method's patch; name the method with --method")
     results = load_results(folder)
     if results.study is not None:
-        raise HfpatchError(f"{folder}: holds a study, which has no patches; push a model of it{example_model(folder)}")
+        raise HfpatchError(f"{folder}: holds a study, which has no patches; push a model of it, {MODELS_OF_RUN}")
     paths = paths_in(*(read(folder / name) for name, read in VALUES.items() if (folder / name).is_file()))
     report = {name: without_paths(folder / name, paths) for name in _REPORT if _is_own(folder / name, folder)}
     figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if _is_own(path, folder)}

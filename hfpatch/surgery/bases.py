@@ -41,7 +41,7 @@ from hfpatch.surgery.gguf_files import (
     parsed_once,
     read_gguf,
 )
-from hfpatch.surgery.manifest import example_model, refuse_as_model
+from hfpatch.surgery.manifest import MODELS_OF_RUN, PATCHES_OF_RUN
 from hfpatch.surgery.placement import require_devices, tensor_parallel_plan
 
 TINYWORLD = "tinyworld/"
@@ -320,9 +320,10 @@ def locate(name: str, revision: str | None = None) -> tuple[str, Path | None]:
         return str(checkpoint(name.removeprefix(TINYWORLD))), None
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").is_file():
-        refuse_as_model(folder)
-        wanted = f"give the folder of a Hugging Face model{example_model(folder)}"
-        raise HfpatchError(f"model folder {name!r} has no config.json; {wanted}")
+        raise HfpatchError(
+            f"model folder {name!r} has no config.json; give the folder of a model (a run's is "
+            f"{MODELS_OF_RUN}); a patch (a run's is {PATCHES_OF_RUN}) goes with --patch of eval and inspect"
+        )
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise HfpatchError(f"model folder {name!r} does not exist")
     return name, None

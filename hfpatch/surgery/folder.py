@@ -23,7 +23,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.support.files import atomic_directory, read_json
 from hfpatch.support.plugins import named_module
 from hfpatch.surgery.bases import difference
-from hfpatch.surgery.manifest import CONFIG, MANIFEST, Adapter, read_manifest, refuse_a_run
+from hfpatch.surgery.manifest import CONFIG, MANIFEST, Adapter, read_manifest, require_patch
 from hfpatch.surgery.part_files import (
     CARD,
     PEFT_PREFIX,
@@ -109,13 +109,11 @@ def load_patch(
     directory = Path(directory)
     if has_adapters(model):
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first")
+    require_patch(directory)
     active = None
     if (directory / CONFIG).is_file():  # of a single adapter that PEFT wrote
         folders = {"default": directory}
         configs, tensors = {"default": _read_config(directory)}, {"default": read_tensors(directory)}
-    elif not (directory / MANIFEST).is_file():
-        refuse_a_run(directory)
-        raise HfpatchError(f"{directory}: no patch here ({MANIFEST} or {CONFIG} is missing)")
     else:
         manifest = read_manifest(directory / MANIFEST)
         active, base = manifest.active, manifest.base

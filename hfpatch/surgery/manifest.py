@@ -13,6 +13,7 @@ from hfpatch.support.files import printable, read_json
 
 MANIFEST = "patch.json"
 CONFIG = "adapter_config.json"
+PATCHES_OF_RUN, MODELS_OF_RUN = "runs/*/seed-*/patch", "model or runs/*/seed-*/model"
 FORMAT = 2
 
 
@@ -90,27 +91,9 @@ def read_manifest(path: Path) -> Manifest:
     return validate(printable(raw), Manifest, f"{path}: not a patch manifest")
 
 
-def refuse_as_model(folder: Path) -> None:
-    """Raise :class:`HfpatchError` if the folder is a patch, an adapter or a run: options take these elsewhere."""
-    is_patch = any((folder / file).is_file() for file in (MANIFEST, CONFIG))
-    if patches := [folder] if is_patch else _patches_of(folder):
+def require_patch(folder: Path) -> None:
+    """Raise :class:`HfpatchError` if a folder has neither a patch nor an adapter."""
+    if not any((folder / file).is_file() for file in (MANIFEST, CONFIG)):
         raise HfpatchError(
-            f"{folder}: is a {'patch' if is_patch else 'run'} and no model; give its base, and to eval or inspect a "
-            f"patch add --patch {patches[0]}"
+            f"{folder}: no patch here ({MANIFEST} or {CONFIG} is missing); those of a run are {PATCHES_OF_RUN}"
         )
-
-
-def example_model(folder: Path) -> str:
-    """Return ``, such as`` and a model in the folder of a pretraining or of a study; nothing where there is none."""
-    files = (file for where in ("model", "runs/*/seed-*/model") for file in folder.glob(f"{where}/config.json"))
-    return next((f", such as {file.parent}" for file in sorted(files)), "")
-
-
-def refuse_a_run(directory: Path) -> None:
-    """Raise :class:`HfpatchError` with the place of the patches if the folder is a run."""
-    if patches := _patches_of(directory):
-        raise HfpatchError(f"{directory}: is a run; give one of its patches, such as {patches[0]}")
-
-
-def _patches_of(run: Path) -> list[Path]:
-    return sorted(run.glob("runs/*/seed-*/patch"))

@@ -310,8 +310,8 @@ RUN = str(Path(__file__).parents[2] / "results" / "quickstart")
     [
         (["explore", RUN, "--out", "."], ".: cannot be written"),
         (["explore", RUN, "--out", "/"], "/: cannot be written"),
-        (["export", "."], ".: names no base"),
-        (["export", "/"], "/: names no base"),
+        (["export", "."], ".: no patch here"),
+        (["export", "/"], "/: no patch here"),
         (["report", LONG], "File name too long"),
         (["compare", "quickstart", f"data.source={LONG}"], "File name too long; choose another path"),
         (["compare", "quickstart", f"model.name={LONG}"], "File name too long; choose another path"),

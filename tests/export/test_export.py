@@ -64,17 +64,14 @@ def test_a_method_of_peft_that_cannot_be_merged_is_refused(tmp_path):
 
 def test_folders_that_cannot_be_read_or_written(tmp_path):
     for folder in (tmp_path, str(tmp_path)):
-        with pytest.raises(HfpatchError, match="patch: no such folder"):
+        with pytest.raises(HfpatchError, match=r"patch: no patch here .* of a run are runs/\*/seed-\*/patch"):
             export_patch(f"{folder}/patch", f"{folder}/export")
+    (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(HfpatchError, match="the model has no name"):
-        export_patch(tmp_path / "patch", tmp_path / "export", model="")
-    (tmp_path / "patch").mkdir()
-    with pytest.raises(HfpatchError, match=r"names no base .*--model"):
-        export_patch(tmp_path / "patch", tmp_path / "export")
+        export_patch(tmp_path, tmp_path / "export", model="")
+    with pytest.raises(HfpatchError, match=r"adapter_config.json: names no base; give it with --model"):
+        export_patch(tmp_path, tmp_path / "export")
     (tmp_path / "mine").write_text("keep")
     with pytest.raises(HfpatchError, match="exists already"):
-        export_patch(tmp_path / "patch", tmp_path)
+        export_patch(tmp_path, tmp_path)
     assert (tmp_path / "mine").read_text() == "keep"
-    (tmp_path / "runs" / "lora" / "seed-0" / "patch").mkdir(parents=True)
-    with pytest.raises(HfpatchError, match=r"is a run; .*runs/lora/seed-0/patch"):
-        export_patch(tmp_path, tmp_path / "export")
