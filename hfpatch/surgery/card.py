@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hfpatch.recipes.strict import write_yaml
 from hfpatch.support.markup import block, escape, table
 from hfpatch.surgery.gguf_files import SUFFIX
 from hfpatch.surgery.manifest import Adapter, Base
 
 TAGS = ["hfpatch"]
-_METHODS = {
-    "pre_projection": "Pre-projection and content skip (arXiv 2604.10791)",
-    "nonlinear_query": "Anchored nonlinear query (arXiv 2603.13381)",
-    "query_temperature": "Query temperature, q_h (1 + τ_h)",
-    "output_gate": "Output gate (arXiv 2505.06708)",
-    "value_residual": "Value residual (arXiv 2410.17897)",
-    "nonlinear_lora": "Nonlinear LoRA, y = x W + B σ(A x)",
-    "parallel_adapter": "Parallel adapter (arXiv 2110.04366)",
-    "loreft": "LoReFT (arXiv 2404.03592)",
-    "canon": "Canon layer, a causal depthwise convolution",
-    "lora": "LoRA (arXiv 2106.09685)",
-}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_WORD = re.compile(r"[A-Za-z][\w./-]*[A-Za-z][\w./-]*")
-_NOT_TEXT = {"yes", "no", "on", "off", "true", "false", "null"}
 _FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
 _TINYWORLD = "tinyworld/"
 _CODE_LICENCE = "`modeling_hfpatch.py` is under the MIT licence, whose text it contains."
@@ -55,22 +41,10 @@ class Measured:
     notes: Sequence[str] = ()
 
 
-def auto_class(class_name: str) -> str:
-    """Return the name of transformers' Auto class that loads a class of models."""
-    from transformers.models.auto import modeling_auto
-
-    first = ["AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel"]
-    others = sorted(str(name) for name in modeling_auto.__all__ if name.startswith("AutoModel") and name not in first)
-    for name in first + sorted(others, key=lambda name: name.endswith("ForPreTraining")):
-        mapping = getattr(getattr(modeling_auto, name), "_model_mapping", None)
-        classes = () if mapping is None else mapping._model_mapping.values()
-        if any(class_name in (one if isinstance(one, tuple) else (one,)) for one in classes):
-            return name
-    return "AutoModelForCausalLM"  # an export, or a model with its own code
-
-
 def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | None = None) -> str:
     """Return the card of a patch: base, method, data, results (None: not measured), loading and the base's licence."""
+    import transformers
+
     # The base, the parts of the stack, and what was measured
     name = shown_base(base.name or base.class_name)
     licence = base.licence or base_licence(base.name)
@@ -79,9 +53,7 @@ def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | Non
         ("Fingerprint", base.fingerprint.exact),
         ("Licence", licence or "not stated where this patch was made"),
     ]
-    parts = [
-        [f"`{part.name}`", escape(_METHODS.get(part.method, part.method)), f"`{part.sha256[:16]}`"] for part in adapters
-    ]
+    parts = [[f"`{part.name}`", escape(part.method), f"`{part.sha256[:16]}`"] for part in adapters]
     results = "None yet: `hfpatch eval --model BASE --patch FOLDER --tasks TASKS` measures it."
     if measured is not None and measured.results:
         rows = [list(map(escape, row)) for row in measured.results]
@@ -92,12 +64,12 @@ def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | Non
     modules = ["hfpatch", *sorted({part.module for part in adapters if part.module})]
     imports = [f"    import {module}" for module in modules]
     both = " and ".join(f"`import {module}`" for module in modules)
-    auto = auto_class(base.class_name)
-    model = f"{auto}.from_pretrained({name!r})"
+    kind = base.class_name if base.class_name in dir(transformers) else "AutoModelForCausalLM"
+    model = f"{kind}.from_pretrained({name!r})"
     if name.startswith(_TINYWORLD) or name.endswith(SUFFIX):
         model = f"hfpatch.load_base({name!r}).model"
     else:
-        imports.append(f"    from transformers import {auto}")
+        imports.append(f"    from transformers import {kind}")
     loading = [
         "With hfpatch (`pip install hfpatch`), the whole stack:\n",
         *imports,
@@ -198,13 +170,8 @@ def _repository(name: str) -> str | None:
 
 
 def front(values: Mapping[str, Any]) -> str:
-    """Return a card's YAML header, without None; all but plain words are written as JSON, so they cannot end it."""
-    lines = ["---"]
-    for key, value in values.items():
-        if value is not None:
-            plain = isinstance(value, str) and _WORD.fullmatch(value) and value.lower() not in _NOT_TEXT
-            lines.append(f"{key}: {value if plain else json.dumps(value)}")
-    return "\n".join([*lines, "---"])
+    """Return a card's YAML header, without None."""
+    return f"---\n{write_yaml({key: value for key, value in values.items() if value is not None})}---"
 
 
 def _list(facts: Sequence[tuple[str, str]]) -> str:

@@ -72,7 +72,7 @@ def test_what_is_written(written):
     manifest = json.loads((written / "patch.json").read_text())
     assert [adapter["name"] for adapter in manifest["adapters"]] == [*PARTS]
     card = (written / "README.md").read_text()
-    for word in ("library_name: peft", "load_patch", *PARTS, "2604.10791", "2603.13381", "2106.09685"):
+    for word in ("library_name: peft", "load_patch", *PARTS):
         assert word in card
     assert list(written.parent.iterdir()) == [written]  # no temporary file remains
 
