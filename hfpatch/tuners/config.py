@@ -17,19 +17,12 @@ from hfpatch.tuners.hooks import PLACES, MethodSite
 from hfpatch.tuners.options import fitting
 
 _FRONT = "---\nlibrary_name: peft\ntags: [hfpatch]\n---\n\n# PEFT adapter of hfpatch\n"
-_OURS = "The method is part of hfpatch: `pip install hfpatch`, and import it before loading."
-_THEIRS = """\
-The method is defined in the module `{module}`, with hfpatch, which registers it with PEFT: install both, and import the
-module before loading."""
-_HOW_TO_LOAD = """
+_TO_LOAD = """
 ## How to load this adapter
 
-{about}
+`pip install hfpatch`, and before `PeftModel.from_pretrained(base_model, "this folder")`:
 
     import {module}
-    from peft import PeftModel
-
-    model = PeftModel.from_pretrained(base_model, "this folder")
 """
 
 
@@ -186,12 +179,10 @@ class MethodConfig(PeftConfig):
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
         """Write ``adapter_config.json``, and a card that names the module to import before loading."""
         super().save_pretrained(save_directory, **kwargs)
-        card, home = Path(save_directory) / "README.md", home_of(self)
+        card, module = Path(save_directory) / "README.md", home_of(self) or "hfpatch"
         text = card.read_text(encoding="utf-8") if card.is_file() else _FRONT
-        if f"import {home or 'hfpatch'}" not in text:
-            about = _THEIRS.format(module=home) if home else _OURS
-            text = f"{text.rstrip()}\n{_HOW_TO_LOAD.format(about=about, module=home or 'hfpatch')}"
-            card.write_text(text, encoding="utf-8")
+        if f"import {module}" not in text:
+            card.write_text(f"{text.rstrip()}\n{_TO_LOAD.format(module=module)}", encoding="utf-8")
 
 
 def option_types(cls: type[MethodConfig]) -> dict[str, Any]:
