@@ -70,7 +70,7 @@ def test_it_declares_its_adapter_and_its_section(home, plugin):
         ({"content_skip": True}, "a part is a mapping with a 'type'"),
         ({"type": "pre_projektion"}, "did you mean 'pre_projection'"),
         ({"type": "pre_projection", "content_skipp": True}, "did you mean 'content_skip'"),
-        ({"type": "pre_projection", "expansion": "wide"}, "expansion='wide' must be a finite number"),
+        ({"type": "pre_projection", "expansion": "wide"}, "expansion='wide' must be of type finite float"),
     ],
 )
 def test_a_mistake_is_refused_before_anything_is_loaded(plugin, section, message):

@@ -278,7 +278,7 @@ DAMAGE = [
     *((write(PRE, text), rf"{PRE}: ") for text in NO_CONFIG),
     (change(LORA, alpha_pattern=None), "lora: PEFT cannot use this configuration .*'keys'"),
     (change(LORA, exclude_modules=True), r"lora: PEFT cannot use this configuration \(TypeError"),
-    (change(PRE, dropout=10**400), "dropout=.* must be a finite number"),
+    (change(PRE, dropout=10**400), "dropout=.* must be of type finite float"),
     *((cut_to(kept), rf"pre_projection/{TENSORS}: truncated") for kept in (0, 7, 100, 2000)),
     (tensors_of("pre_projection", lambda t: t.pop(min(t))), r"tensor 'base_model\.model\.model\.layers\.0.*' is"),
     (tensors_of("lora", lambda t: [t.pop(key) for key in sorted(t)[:3]]), r"is missing \(and 2 more\)"),
