@@ -9,7 +9,6 @@ import elsewhere
 import pytest
 import torch
 from families import logits_of, make_model, make_tokens, perturb
-from in_step import in_step
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoConfig,
@@ -97,33 +96,16 @@ def test_nothing_loads_it_without_its_patch(folder, tmp_path, capsys):
 
 
 @torch.no_grad()
-def test_two_threads_and_the_body_alone_compute_what_the_patched_model_does(folder):
-    model, tokens = patched(), [make_tokens(2, 7, seed=seed) for seed in (0, 1)]
-    expected = [logits_of(model, batch) for batch in tokens]
-    assert all(map(torch.equal, in_step(load(folder).requires_grad_(False), tokens), expected))
+def test_the_body_alone_computes_what_the_patched_model_does(folder):
     body = AutoModel.from_pretrained(folder, trust_remote_code=True).eval().requires_grad_(False)
-    hidden = [part(TOKENS, use_cache=False).last_hidden_state for part in (body, model.model)]
-    assert torch.equal(*hidden)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_gives_the_same_gradients(folder, reentrant):
-    gradients = []
-    for checkpointing in (False, True):
-        model = load(folder).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        model(TOKENS, labels=TOKENS, use_cache=False).loss.backward()
-        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    for name, gradient in gradients[0].items():
-        assert gradient.abs().max() > 0, name
-        assert torch.allclose(gradients[1][name], gradient, rtol=1e-4, atol=1e-5), name
+    assert torch.equal(*(part(TOKENS, use_cache=False).last_hidden_state for part in (body, patched().model)))
 
 
 def test_trainer_trains_and_saves_it(folder, tmp_path):
     model = load(folder)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    arguments = TrainingArguments(str(tmp_path), max_steps=2, learning_rate=1e-2, report_to=[], use_cpu=True)
+    options = {"max_steps": 2, "learning_rate": 1e-2, "gradient_checkpointing": True}
+    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, **options)
     rows = [{"input_ids": row, "labels": row} for row in TOKENS]
     trainer = Trainer(model, arguments, train_dataset=rows)
     trainer.train()
