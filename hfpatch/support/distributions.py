@@ -27,7 +27,7 @@ def describe_package(package: str, path: tuple[str, ...]) -> tuple[str, ...]:
         package: the name that is imported.
         path: ``sys.path``.
     """
-    owners = [owner for owner in distributions(path=list(path)) if _has(owner, package)]
+    owners = list(_owners(path).get(package, ()))
     if not owners:
         return tuple(f"{package} {name} {digest}" for name, digest in _loose_files(package))
     lines: dict[str, list[str]] = {}
@@ -43,10 +43,16 @@ def describe_package(package: str, path: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(line for described in lines.values() for line in described)
 
 
-def _has(distribution: Distribution, package: str) -> bool:
-    tops = (distribution.read_text("top_level.txt") or "").split()
-    record = distribution.read_text("RECORD") or ""
-    return package in tops or re.search(rf"^{re.escape(package)}[/.]", record, re.MULTILINE) is not None
+@functools.cache
+def _owners(path: tuple[str, ...]) -> dict[str, list[Distribution]]:
+    """Return the distributions that each name at the top of a package is of."""
+    owners: dict[str, list[Distribution]] = {}
+    for owner in distributions(path=list(path)):
+        tops = set((owner.read_text("top_level.txt") or "").split())
+        tops |= set(re.findall(r"^(\w+)[/.]", owner.read_text("RECORD") or "", re.MULTILINE))
+        for top in tops:
+            owners.setdefault(top, []).append(owner)
+    return owners
 
 
 def _changed_files(distribution: Distribution) -> Iterator[tuple[str, str]]:

@@ -28,7 +28,7 @@ from hfpatch.recipes.strict import Dtype
 from hfpatch.sites import base_model, family_of, input_device, text_config
 from hfpatch.sites.families import BUILT_IN
 from hfpatch.sites.family import NO_WEIGHTS, load_plugins
-from hfpatch.support.code import hash_code, module_of
+from hfpatch.support.code import hash_code
 from hfpatch.support.provenance import PACKAGES
 from hfpatch.surgery.gguf_cache import dequantised, keep_dequantised, read_dequantised
 from hfpatch.surgery.gguf_files import (
@@ -369,7 +369,7 @@ def hash_model_code(model: nn.Module) -> str:
         held = (value for name, value in vars(module).items() if name != "forward" and not name.startswith("_"))
         roots += [value for value in held if isinstance(value, FunctionType)]
     family = family_of(str(getattr(getattr(base_model(model), "config", None), "model_type", "")))
-    foreign = [root for root in roots if module_of(root).partition(".")[0] not in PACKAGES]
+    foreign = [root for root in roots if root.__module__.partition(".")[0] not in PACKAGES]
     if family is not None and not BUILT_IN.issuperset(family.model_types):
         foreign.append(("family", family))
     return hash_code(foreign)

@@ -1,232 +1,119 @@
 """The hash of code: equal in every process, another one wherever what runs is."""
 
 import base64
+import dataclasses
+import functools
 import hashlib
 import importlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
+import torch
 from peft import LoraConfig, LoraModel
 
-from hfpatch.support.code import _filled_by, _module_code, hash_code
-from hfpatch.support.distributions import describe_package
+from hfpatch.support.code import hash_code
+from hfpatch.support.distributions import _owners, describe_package
 
-HELPERS = "def doubled(x):\n    return 2 * x\n\n\ndef unused(x):\n    return 3 * x\n"
-MODULE = '''
+METHOD = '''
 """A module."""
-import collections
-import fractions
 import functools
-import types
 
-import helpers
 import torch
-from helpers import doubled as twice
 
 SCALE = 0.5
-TABLE = {"a": [1, 2], "b": {3, 4}}
-FROZEN = types.MappingProxyType({"a": 5})
-ORDERED = collections.OrderedDict(a=6)
-PRECISIONS = {"dtype": torch.float32, "factor": 0.125}
-ACTIVATIONS = [torch.nn.LeakyReLU(0.2)]
-LAYERS = range(4)
-THIRD = fractions.Fraction(1, 3)
-CALLS = 0
-CACHE = {}
-SEEN = []
-NESTED = {"a": {}}
-SHIFTS = {"a": 21}
-OFFSETS = {"b": 22}
 
 
+@torch.no_grad()
 def half(x):
     """Return a half."""
     return SCALE * x  # of it
 
 
-def chosen(x, by=max, memo={}):
-    memo[x] = 1
-    return by(x, half(x)) if x in {"p", "q", "r"} else x
+class Method:
+    """A method."""
 
-
-def keeping(function):
-    memo = {}
-
-    @functools.wraps(function)
-    def kept(self, x):
-        self.wrapped.append(x)
-        return memo.setdefault(x, function(self, x))
-
-    return kept
-
-
-def listed(x, shifts=[41, 42]):
-    shifts = [*shifts, x]
-    shifts.append(x)
-    return shifts
-
-
-class Base:
-    factor = 2
-    inherited = {}
-
-    def scaled(self, x):
-        self.memo["base"] = self.inherited["base"] = x
-        return self.factor * x
-
-
-@functools.singledispatch
-def dispatched(x):
-    return x - 1
-
-
-@dispatched.register
-def _(x: int):
-    return x - 2
-
-
-class Stepper:
-    def __init__(self, by):
-        self.by = by
-
-    def step(self, x):
-        return x + self.by
-
-
-class Method(Base):
-    limits = (1, 2)
-    weights = {"a": 31}
-    layers = [1, 2]
-    memo, seen, known, inherited = {}, [], {}, {}
-    wrapped, lazy, stored, counted = [], [], [], []
-    stepped = Stepper(12).step
-    constants = FROZEN, ORDERED, PRECISIONS, ACTIVATIONS, LAYERS, THIRD
-    run = staticmethod(chosen)
-    both = functools.partial(half, 3)
-    bound = functools.partialmethod(dispatched, 7)
-
-    @property
-    def table(self):
-        return TABLE["a"]
-
-    @table.setter
-    def table(self, value):
-        self.stored.append(value)
-
-    @functools.cached_property
-    def late(self):
-        return self.lazy.append(1)
-
-    @functools.lru_cache
-    def count(self, x):
-        self.counted.append(x)
-
-    @keeping
-    def keep(self, x):
-        return x
-
-    @classmethod
-    def remembered(cls, x):
-        return cls.known.setdefault(x, 2)
-
-    def forward(self, x):
-        global CALLS
-        CALLS += 1
-        CACHE[x] = 5
-        CACHE[str(x)] = CACHE[min(x, SHIFTS["a"])] = CACHE.get(x, 1)
-        CACHE[x] += 1
-        SEEN.append(x)
-        layers, TABLE = [], []
-        layers.append(TABLE.append(x))
-        self.table = self.late, self.count(x), self.keep(x), listed(x), self.layers
-        self.remembered(x)
-        self.memo[x] = Method.seen.append(self.weights["a"])
-        SEEN[1:2] = [x]
-        NESTED["a"]["b"] = NESTED["c"] = x
-        parts = {"a": SHIFTS["a"]}
-        parts["b"] = OFFSETS["b"]
-        parts.update(c=FROZEN["a"])
-        return [helpers.doubled(each) + twice(each) for each in (self.scaled(x), self.run(x))]
+    run = functools.partial(half, 3)
 '''
-
-
 CHANGES = {
-    "formula": ("2 * x", "2.5 * x", "helpers"),
-    "constant of the module": ("SCALE = 0.5", "SCALE = 0.25", "module"),
-    "table of the module": ('"b": {3, 4}', '"b": {3, 5}', "module"),
-    "member of the class": ("limits = (1, 2)", "limits = (1, 3)", "module"),
-    "table of the class": ('{"a": 31}', '{"a": 33}', "module"),
-    "table of the class beside a local one": ("layers = [1, 2]", "layers = [1, 3]", "module"),
-    "default beside what replaces it": ("[41, 42]", "[41, 43]", "module"),
-    "object of a bound method": ("Stepper(12)", "Stepper(13)", "module"),
-    "inherited member": ("factor = 2", "factor = 3", "module"),
-    "inherited function": ("self.factor * x", "self.factor + x", "module"),
-    "static function": ('{"p", "q", "r"}', '{"p", "q"}', "module"),
-    "default": ("by=max", "by=min", "module"),
-    "argument of partial": ("partial(half, 3)", "partial(half, 4)", "module"),
-    "argument of a partial method": ("partialmethod(dispatched, 7)", "partialmethod(dispatched, 8)", "module"),
-    "function of a single dispatch": ("x - 1", "x - 3", "module"),
-    "function for one type": ("x - 2", "x - 3", "module"),
-    "table read in a key": ('{"a": 21}', '{"a": 23}', "module"),
-    "table beside what is filled": ('{"b": 22}', '{"b": 23}', "module"),
-    "read-only table": ('{"a": 5}', '{"a": 7}', "module"),
-    "ordered table": ("a=6", "a=7", "module"),
-    "number beside a dtype": ('"factor": 0.125', '"factor": 0.25', "module"),
-    "option of a library's module": ("LeakyReLU(0.2)", "LeakyReLU(0.1)", "module"),
-    "range": ("range(4)", "range(5)", "module"),
-    "fraction": ("Fraction(1, 3)", "Fraction(2, 3)", "module"),
-    "property": ('TABLE["a"]', 'TABLE["b"]', "module"),
-    "import": ("import doubled as twice", "import unused as twice", "module"),
-    "attribute of a module": ("helpers.doubled(each)", "helpers.unused(each)", "module"),
+    "constant": ("SCALE = 0.5", "SCALE = 0.25"),
+    "formula": ("SCALE * x", "SCALE + x"),
+    "argument": ("(half, 3)", "(half, 4)"),
+    "decorator": ("@torch.no_grad()\n", ""),
 }
 SAME = {
-    "comment": ("# of it", "# of the thing", "module"),
-    "docstring": ("Return a half.", "Return half of it.", "module"),
-    "what is not used": ("3 * x", "4 * x", "helpers"),
-    "lines": ("SCALE = 0.5", "\n\n\nSCALE = 0.5", "module"),
+    "comment": ("# of it", "# of the thing"),
+    "docstring": ("Return a half.", "Return half of it."),
+    "docstring of the class": ('    """A method."""\n', ""),
+    "lines": ("SCALE = 0.5", "\n\n\nSCALE = 0.5"),
 }
 
 
 @pytest.mark.parametrize("change", [*CHANGES, *SAME])
-def test_code_changes_its_hash_and_what_is_said_about_it_does_not(written, change):
-    before, after, where = (CHANGES | SAME)[change]
-    text = {"module": MODULE, "helpers": HELPERS}
-    assert before in text[where]
-    changed = hashed_class(written, **{where: text[where].replace(before, after)})
-    assert (changed == hashed_class(written)) == (change in SAME)
+@pytest.mark.parametrize("root", [lambda mine: mine.Method, lambda mine: {"a": (mine.Method,)}])
+def test_code_changes_its_hash_and_what_is_said_about_it_does_not(written, change, root):
+    def hashed(text):
+        written({"mine.py": text})
+        return hash_code([root(importlib.import_module("mine"))])
+
+    assert METHOD.count((CHANGES | SAME)[change][0]) == 1
+    changed = hashed(METHOD.replace(*(CHANGES | SAME)[change]))
+    assert (changed == hashed(METHOD)) == (change in SAME)
 
 
-def test_running_changes_nothing(written):
-    assert hashed_class(written, use=lambda mine: mine.Method().forward(3)) == hashed_class(written)
+def test_values_count_beside_code():
+    @dataclasses.dataclass
+    class Setting:
+        value: float
+
+    values = [1, "1", None, [1, 2], {"a": 1}, {3}, functools.partial(max, 1), functools.partial(max, 2)]
+    values += [Setting(1.0), Setting(2.0), re.compile("a"), re.compile("b"), max, min, torch.float32, torch.float64]
+    assert len({hash_code([value]) for value in values}) == len(values)
+    assert hash_code([1, [2, max]]) == hash_code([[2, max], 1])
+    assert hash_code([object()]) == hash_code([object()])
 
 
-def test_what_functions_fill_is_looked_for_once():
-    """A comparison asks for the hash of each method in each run, and many classes inherit the same functions."""
-    first, second = (type(name, (CodedBase,), {}) for name in ("First", "Second"))
-    hash_code([first])
-    looked_for = _filled_by.cache_info()
-    hash_code([second])
-    assert _filled_by.cache_info().misses == looked_for.misses
-    assert _filled_by.cache_info().hits > looked_for.hits
+def test_another_definition_and_a_counter_do_not_count_and_a_computed_constant_does(written, monkeypatch):
+    """A file may get one more method, and a script may do other things beside."""
+    text = METHOD.replace("SCALE = 0.5", "import os\n\nSCALE = os.environ['A_SCALE']\nCALLS = 0\nSTART = os.getpid()")
+    text += "    def run(self):\n        global CALLS\n        CALLS += 1\n        return half\n"
+
+    def hashed(more="", calls=0):
+        written({"mine.py": text + more})
+        mine = importlib.import_module("mine")
+        mine.CALLS, mine.START = calls, mine.START + calls
+        return hash_code([mine.Method])
+
+    monkeypatch.setenv("A_SCALE", "1")
+    before = hashed()
+    assert hashed("def other():\n    return Method\n", 3) == before
+    monkeypatch.setenv("A_SCALE", "2")
+    assert hashed() != before
 
 
-class CodedBase:
-    def add(self, x):
-        self.members.append(x)
+def test_a_file_that_is_edited_while_its_code_is_in_use_counts_from_its_next_import(written):
+    folder = written({"mine.py": METHOD})
+    mine = importlib.import_module("mine")
+    before = hash_code([mine.half])
+    (folder / "mine.py").write_text(METHOD.replace("0.5", "0.25"))
+    assert hash_code([mine.half]) == before
+    assert hash_code([importlib.reload(mine).half]) != before
 
 
 def test_a_cell_of_a_notebook_has_a_hash_though_it_has_no_file():
     def cell(text):
-        space = {"__name__": "__main__"}
+        space = {"__name__": "a_notebook"}
         exec(compile(textwrap.dedent(text), "<cell 1>", "exec"), space)
         return hash_code([space["f"]])
 
     assert cell("def f(x):\n return x + 1") == cell("def f(x):\n\n return x + 1  # more")
     assert cell("def f(x):\n return x + 1") != cell("def f(x):\n return x + 2")
-    assert cell("a = 1\ndef f(x):\n return x + a") != cell("a = 2\ndef f(x):\n return x + a")
+    for part in ("a = {}\n", "def g(x):\n return {}\na = g\n", "class C:\n def g(self):\n  return {}\na = C\n"):
+        used = [cell(part.format(value) + "def f(x):\n def inner():\n  return a\n return inner") for value in "112"]
+        assert used[0] == used[1] != used[2]
 
 
 def test_every_process_has_the_same_hash():
@@ -284,7 +171,6 @@ AT_THE_TOP = {
 INSIDE = {
     "import_module of a text": ("import importlib", "importlib.import_module('helper').formula"),
     "import_module by name": ("from importlib import import_module", "import_module('pack.sub').formula"),
-    "import_module of a constant": ("import importlib\nNAME = 'helper'", "importlib.import_module(NAME).formula"),
     "__import__": ("", "__import__('helper').formula"),
     "getattr of import_module": ("import importlib", "getattr(importlib.import_module('helper'), 'formula')"),
 }
@@ -330,6 +216,7 @@ def written(tmp_path, monkeypatch):
                 del sys.modules[name]
         importlib.invalidate_caches()
         describe_package.cache_clear()
+        _owners.cache_clear()
 
     def write(files, folder="own"):
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -338,20 +225,11 @@ def written(tmp_path, monkeypatch):
         for name, text in files.items():
             (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / folder / name).write_text(text)
-        _module_code.cache_clear()
         forget()
         return tmp_path / folder
 
     yield write
     forget()
-
-
-def hashed_class(written, module=MODULE, helpers=HELPERS, use=lambda mine: None):
-    """Return the hash of the class of a module, after it was used."""
-    written({"helpers.py": helpers, "mine.py": module})
-    mine = importlib.import_module("mine")
-    use(mine)
-    return hash_code([mine.Method])
 
 
 def install(write, files, version="1.0", **more):
@@ -447,38 +325,3 @@ def test_a_package_of_no_distribution_counts_by_its_files(written):
     first = hashed_f()
     written({"helper.py": FORMULA.replace("2", "3")}, "site")
     assert hashed_f() != first
-
-
-READING = {
-    "by name": ("", "(Path(__file__).parent / 'factor.txt').read_text()"),
-    "in a folder": ("", "(Path(__file__).parent / 'pack' / 'factor.txt').read_text()"),
-    "by a constant": ("PATH = Path(__file__).with_name('factor.txt')", "PATH.read_text()"),
-    "from the working directory": ("", "open('factor.txt').read()"),
-}
-
-
-@pytest.mark.parametrize("way", READING)
-def test_a_file_that_code_reads_counts_by_content(written, way, monkeypatch):
-    given = {"pack/factor.txt": "2", "factor.txt": "2"}
-    text = "from pathlib import Path\n{}\n\n\ndef f(x):\n    return int({}) * x\n".format(*READING[way])
-    monkeypatch.chdir(written({**given, "mine.py": text}))
-    first = hashed_f()
-    written(dict.fromkeys(given, "3"))
-    assert hashed_f() != first
-    written(given)
-    assert hashed_f() == first
-
-
-def test_a_file_that_code_writes_is_no_input(written, monkeypatch):
-    text = "def f(x):\n    with open('log.txt', 'a') as file:\n        file.write('called')\n    return 2 * x\n"
-    monkeypatch.chdir(written({"mine.py": text, "log.txt": ""}))
-    hashed_f()
-
-
-def test_a_value_that_answers_to_any_name_is_no_array(written):
-    """As libraries are that bind C functions when they are asked for."""
-    answers = "class Library:\n    def __getattr__(self, name):\n        return lambda: name\n\n\nlib = Library()\n"
-    use = MODULE.replace("import helpers\n", f"import helpers\n{answers}\n")
-    use = use.replace("SCALE * x  #", "SCALE * x * len(lib.a())  #")
-    assert use.count("lib") == 2
-    assert hashed_class(written, module=use) != hashed_class(written)
