@@ -11,11 +11,9 @@ also holds the lock `WORK`, as workers may end some seconds after their command.
 
 from __future__ import annotations
 
-import _thread
 import errno
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -33,8 +31,6 @@ from hfpatch.support.files import temporary_path
 from hfpatch.support.provenance import command_line
 
 RENEW_S = 30.0
-GRACE_S = 30.0
-"""How long a process may take to end after it lost a lock."""
 STALE_S = 300.0
 """How long a lock of another machine stays valid without being renewed."""
 UNREADABLE_S = 10.0
@@ -60,8 +56,8 @@ class InUseError(HfpatchError):
 def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[Holder]:
     """Hold several locks of a folder, or none of them; the value is their holder.
 
-    If another process takes one of them over, which can happen after this one was suspended for minutes, the main
-    thread is interrupted as by Ctrl-C.
+    If another process takes one of them over, which can happen after this one was suspended for minutes, this one ends
+    at once, as both would write to the same files.
 
     Args:
         out: the folder; it and its parents are created if needed, and removed again if they are left empty.
@@ -191,15 +187,8 @@ def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
                 else:
                     what, who = _folder_and_holder(path, other)
                     taken = f"the lock on {what} was taken over by {who} while this process was suspended"
-                    print(f"hfpatch: {taken}, so it ends", file=sys.stderr)
-                    # Interrupt the main thread as Ctrl-C does, which background jobs ignore; then end the process
-                    if hasattr(signal, "pthread_kill"):
-                        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                    else:
-                        _thread.interrupt_main()
-                    if not ended.wait(GRACE_S):
-                        os._exit(2)
-                    return
+                    print(f"hfpatch: {taken}, so it ends", file=sys.stderr, flush=True)
+                    os._exit(2)
 
 
 def read_holder(path: Path) -> Holder | None:
