@@ -81,6 +81,10 @@ class Nothing(Progress):
         pytest.fail(f"{run} was evaluated on {task}")
 
 
+def has_files(folder: Path) -> bool:
+    return any(path.is_file() for path in folder.rglob("*"))
+
+
 def refused(call, *arguments, **options) -> str:
     """Return the one line with which a call is refused."""
     with pytest.raises(HfpatchError) as caught:

@@ -24,7 +24,7 @@ from hfpatch.results.cautions import dependence_cautions, document_cautions, flo
 from hfpatch.results.evaluation import EvaluatedVariant, EvaluationResults
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.parts import Comparison, TaskResult
-from hfpatch.runs.folder import ABSENT, check_path, difference_in
+from hfpatch.runs.folder import ABSENT, difference_in
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import EvaluationIdentity
 from hfpatch.runs.variants import ANSWERS, BASE, Variant, Variants, model_variants, patch_variants
@@ -206,7 +206,8 @@ def check_output(output: Path | None, identity: EvaluationIdentity) -> None:
     """
     if output is None:
         return
-    check_path(output, "--output")
+    if output.is_file():
+        raise HfpatchError(f"{output}: is a file, not a folder; choose another --output")
     if not output.is_dir() or not any(output.iterdir()):
         return
     if not (output / IDENTITY).is_file():

@@ -17,7 +17,6 @@ from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretra
 from hfpatch.recipes.strict import flatten
 from hfpatch.recipes.tuning import tuning_seed
 from hfpatch.runs.locks import FOLDER as LOCKS
-from hfpatch.runs.locks import remove_abandoned
 from hfpatch.runs.records import ResultsHead
 from hfpatch.support.files import read_json, remove_leftovers, write_json, write_text
 
@@ -93,12 +92,10 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
         part: the method or variant that is about to run; None if all of them are.
 
     Raises:
-        HfpatchError: if ``out`` is a file, contains files that are not of hfpatch or another recipe's run, or this
-            recipe's and ``resume`` is not set.
+        HfpatchError: if ``out`` contains files that are not of hfpatch or another recipe's run, or this recipe's and
+            ``resume`` is not set.
     """
     remove_leftovers(out)
-    remove_abandoned(out)
-    check_path(out, "--out")
     if not (out / "recipe.yaml").is_file():
         if out.is_dir() and not _is_empty(out):
             raise HfpatchError(f"{out}: is not empty and contains no hfpatch run; choose another --out")
@@ -122,23 +119,6 @@ def difference_in(key: str, there: Any, here: Any) -> str:
     """Return how a setting of a folder differs from that of a command."""
     shown_there, shown_here = ("not set" if value in (None, ABSENT) else repr(value) for value in (there, here))
     return f"{key} is {shown_there} there, {shown_here} here"
-
-
-def check_path(folder: Path, option: str) -> None:
-    """Refuse a path where no folder can be.
-
-    Args:
-        folder: the path.
-        option: by which the user chose it.
-
-    Raises:
-        HfpatchError: if the path or one above it is a file, or a link to nothing.
-    """
-    for path in (folder, *folder.parents):
-        if path.is_symlink() and not path.exists():
-            raise HfpatchError(f"{path}: is a link to a folder that does not exist; choose another {option}")
-        if path.exists() and not path.is_dir():
-            raise HfpatchError(f"{path}: is a file, not a folder; choose another {option}")
 
 
 @contextmanager

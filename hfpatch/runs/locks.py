@@ -60,7 +60,7 @@ def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[Ho
     at once, as both would write to the same files.
 
     Args:
-        out: the folder; it and its parents are created if needed, and removed again if they are left empty.
+        out: the folder; it and its parents are created if needed, and stay.
         names: the names of the locks: `SHARED`, or those of runs.
         wait_s: how long to wait for other processes to release them.
 
@@ -68,8 +68,7 @@ def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[Ho
         InUseError: naming the lock and its holder.
         HfpatchError: if a lock cannot be written.
     """
-    made, ended = [folder for folder in (out, *out.parents) if not folder.exists()], threading.Event()
-    holder, held = new_holder(), list[Path]()
+    holder, held, ended = new_holder(), list[Path](), threading.Event()
     renewer = threading.Thread(target=_renew, args=(held, holder, ended), daemon=True)
     try:
         for name in names:
@@ -85,10 +84,6 @@ def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[Ho
             with suppress(OSError, HfpatchError):
                 if (read_holder(path) or {}).get("token") == holder["token"]:
                     path.unlink()
-        with suppress(OSError):  # others may hold theirs
-            (out / FOLDER).rmdir()
-            for folder in made:
-                folder.rmdir()
 
 
 def new_holder() -> Holder:
@@ -112,30 +107,17 @@ def remove_lost(out: Path, name: str, token: str) -> None:
             (out / FOLDER / name).unlink()
 
 
-def remove_abandoned(out: Path) -> None:
-    """Remove the locks of killed processes: nobody takes the lock of complete work again."""
-    for path in (out / FOLDER).glob("[!.]*"):
-        with suppress(HfpatchError):  # whoever takes one that cannot be read says so
-            holder = read_holder(path)
-            if holder is not None and _is_gone(path, holder):
-                _remove_stale(path, holder)
-    with suppress(OSError):  # others may hold theirs
-        (out / FOLDER).rmdir()
-
-
 def _take(path: Path, holder: Holder, deadline: float) -> None:
     while True:
-        _make(path.parent)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             return _create(path, json.dumps(holder))
-        except FileExistsError:
+        except OSError as error:
+            if not (isinstance(error, FileExistsError) and path.parent.is_dir()):
+                raise HfpatchError(f"{path}: cannot be written ({error.strerror}); choose another --out") from error
             other = read_holder(path)
             if other and other.get("token") == holder["token"]:
                 return None  # NFS repeats a request whose answer was lost
-        except FileNotFoundError:
-            continue  # another process has just removed the empty folder
-        except OSError as error:
-            raise HfpatchError(f"{path}: cannot be written ({error.strerror}); choose another --out") from error
         if other is not None and _is_gone(path, other):
             _remove_stale(path, other)
         elif other is not None and time.monotonic() >= deadline:
@@ -161,16 +143,6 @@ def _create(path: Path, text: str) -> None:
             stream.write(text)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _make(folder: Path, attempts: int = 100) -> None:
-    """Make a folder, also while other processes remove its empty parents."""
-    for attempt in range(1, attempts + 1):
-        try:
-            return folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            if not isinstance(error, FileNotFoundError) or attempt == attempts:
-                raise HfpatchError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from error
 
 
 def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
@@ -221,7 +193,7 @@ def _remove_stale(path: Path, holder: Holder) -> None:
             guard.unlink(missing_ok=True)
         return
     except OSError:
-        return  # the folder was removed meanwhile, or cannot be written, which creating the lock reports
+        return  # it cannot be written, which creating the lock reports
     try:
         current = read_holder(path)
         if current is not None and current.get("token") == holder.get("token") and _is_gone(path, current):

@@ -39,7 +39,7 @@ def open_runs(
 ) -> Iterator[Loaded]:
     """Lock the runs of a plan, load their inputs, and continue if everything in the folder comes from the same ones.
 
-    Everything is compared before anything is written. A start that fails leaves no folder behind.
+    Everything is compared before anything is written. A start that fails leaves an empty folder.
 
     Args:
         plan: the runs; `check_start` has accepted its folder.

@@ -18,7 +18,7 @@ from draws import drawn
 from own_tasks import write_task
 from safetensors.torch import load_file
 from scipy import stats
-from tiny_runs import NEOX, Nothing, Stop, Trained, lines, numbers, refused, save_base, small_recipe
+from tiny_runs import NEOX, Nothing, Stop, Trained, has_files, lines, numbers, refused, save_base, small_recipe
 from torch.nn.functional import cross_entropy
 
 import hfpatch.runs.comparison
@@ -663,7 +663,7 @@ def test_a_run_that_is_to_stop_at_divergence_is_named(model_folder, tmp_path):
         ({"data": {"block_size": 1024, "max_documents": 90}}, "longer than the model's context"),
     ],
 )
-def test_a_start_that_fails_leaves_no_folder_and_the_next_needs_no_resume(
+def test_a_start_that_fails_leaves_no_file_and_the_next_needs_no_resume(
     model_folder, tmp_path, no_report, monkeypatch, sections, message
 ):
     out = tmp_path / "new" / "out"
@@ -672,7 +672,7 @@ def test_a_start_that_fails_leaves_no_folder_and_the_next_needs_no_resume(
     for start in starts:
         with pytest.raises(HfpatchError, match=message):
             start(make_recipe(model_folder, **sections), out=out)
-        assert not out.exists()
+        assert not has_files(out)
 
 
 def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused_before_training(model_folder, tmp_path):
@@ -682,7 +682,7 @@ def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused_before_training
     tokenizer.save_pretrained(folder)
     with pytest.raises(HfpatchError, match="tokenizer has ids up to 300 and the model 300 embeddings"):
         train(make_recipe(folder), "lora", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert not has_files(tmp_path / "out")
 
 
 def test_a_failure_before_the_first_step_leaves_what_others_have_done(recipe, tmp_path, monkeypatch):

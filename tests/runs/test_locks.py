@@ -16,10 +16,8 @@ import pytest
 from tiny_runs import Trained, small_recipe
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs import compare, locks, train
-from hfpatch.runs.folder import check_folder
-from hfpatch.runs.locks import FOLDER, STALE_S, UNREADABLE_S, hold, new_holder, remove_lost
+from hfpatch.runs.locks import FOLDER, STALE_S, UNREADABLE_S, hold, remove_lost
 from hfpatch.support.files import remove_leftovers
 
 LOCK = "lora@seed-0"
@@ -51,19 +49,15 @@ def start(tmp_path):
         process.stdout.close()
 
 
+def files_in(folder):
+    return [path.name for path in folder.rglob("*") if path.is_file()]
+
+
 def refused(out, *names):
     with pytest.raises(HfpatchError) as caught, hold(out, names):
         pass
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def test_a_folder_that_is_a_link_to_nothing_is_refused(tmp_path):
-    (tmp_path / "out").symlink_to(tmp_path / "unmounted")
-    message = "out: is a link to a folder that does not exist; choose another --out"
-    with pytest.raises(HfpatchError, match=message):
-        check_folder(tmp_path / "out", Recipe.model_construct(), resume=False)
-    assert "out/.locks: cannot be written" in refused(tmp_path / "out", "run")
 
 
 def test_the_second_process_is_told_who_the_first_one_is(tmp_path, start):
@@ -84,20 +78,15 @@ def test_the_second_process_is_told_who_the_first_one_is(tmp_path, start):
 
 def test_nothing_is_left_of_a_lock(tmp_path):
     with hold(tmp_path / "new" / "out", [LOCK]), hold(tmp_path / "new" / "out", ["skip@seed-0"]):
-        pass
-    assert list(tmp_path.iterdir()) == []
+        assert len(files_in(tmp_path)) == 2
     with pytest.raises(KeyError), hold(tmp_path, [LOCK]):
         raise KeyError
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "runs").mkdir()
-    with hold(tmp_path / "runs" / "first", [LOCK]):
-        assert (tmp_path / "runs" / "first" / FOLDER).is_dir()
-    assert list(tmp_path.iterdir()) == [tmp_path / "runs"]  # it was there before
+    assert files_in(tmp_path) == []
 
 
 def put(out: Path, age_s: float, holder: dict) -> None:
     path = out / FOLDER / LOCK
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(holder) if holder else "")
     moment = time.time() - age_s
     os.utime(path, (moment, moment))
@@ -142,26 +131,23 @@ def test_a_process_killed_as_it_takes_a_lock_leaves_none_without_its_name(tmp_pa
     assert list((tmp_path / FOLDER).iterdir()) == []
 
 
-def test_a_file_system_without_links_has_locks(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "hardlink_to", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
-    with hold(tmp_path, [LOCK]):
-        assert [path.name for path in (tmp_path / FOLDER).iterdir()] == [LOCK]
-        assert f"in use by process {os.getpid()} " in refused(tmp_path, LOCK)
-    assert list(tmp_path.iterdir()) == []
+def no_links(path, draft):
+    raise OSError(errno.EPERM, "no links")
 
 
-def test_a_link_that_a_network_file_system_made_twice_is_a_lock(tmp_path, monkeypatch):
+def repeated(path, draft, link=Path.hardlink_to):
     """NFS sends a request again whose answer was lost, and then says that the file exists."""
-    link = Path.hardlink_to
+    link(path, draft)
+    link(path, draft)
 
-    def repeated(path, draft):
-        link(path, draft)
-        link(path, draft)
 
-    monkeypatch.setattr(Path, "hardlink_to", repeated)
+@pytest.mark.parametrize("link", [no_links, repeated])
+def test_file_systems_without_links_or_with_lost_answers_have_locks(link, tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "hardlink_to", link)
     with hold(tmp_path, [LOCK]):
+        assert files_in(tmp_path) == [LOCK]
         assert f"in use by process {os.getpid()} " in refused(tmp_path, LOCK)
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 def test_one_of_many_gets_a_lock_that_its_holder_left(tmp_path):
@@ -201,7 +187,7 @@ def test_a_lock_is_renewed_and_whoever_lost_his_ends(tmp_path, monkeypatch):
         path.write_bytes(b"")  # as if another process were just writing it: it is looked at again
         time.sleep(0.2)  # does not end
         path.write_bytes(content)
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
     theirs = json.dumps({**ELSEWHERE, "token": "theirs"})
     loser = HOLDER.replace("time.sleep", f"Path(sys.argv[1], '.locks', sys.argv[2]).write_text({theirs!r}); time.sleep")
     ended = forked.python(["-c", "import hfpatch.runs.locks as locks; locks.RENEW_S = 0.02\n" + loser, tmp_path, LOCK])
@@ -220,19 +206,7 @@ def test_the_lock_of_a_process_that_was_lost_on_another_machine_is_removed(tmp_p
     remove_lost(tmp_path, LOCK, "lost")
     with hold(tmp_path, [LOCK]):
         pass
-    assert not (tmp_path / FOLDER).exists()
-
-
-def test_a_command_removes_the_locks_of_killed_ones_also_on_work_that_is_complete(tmp_path):
-    (tmp_path / FOLDER).mkdir()
-    gone, names = {**new_holder(), "born": "0"}, [LOCK, f"{LOCK}.work", "skip@seed-0"]
-    for name, holder in zip(names, [gone, gone, new_holder()], strict=True):
-        (tmp_path / FOLDER / name).write_text(json.dumps(holder))
-    check_folder(tmp_path, Recipe.model_construct(), resume=True)
-    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == names[2:]
-    (tmp_path / FOLDER / names[2]).write_text(json.dumps(gone))
-    check_folder(tmp_path, Recipe.model_construct(), resume=True)
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 def test_whoever_waits_goes_on_when_the_lock_is_released(tmp_path):
@@ -262,18 +236,37 @@ def test_two_methods_are_trained_in_one_folder_at_once(tmp_path, start, model_fo
     other.wait()
     compare(recipe, out, resume=True, progress=log)
     assert log.trained == ["pre · seed 0", "pre · seed 1"]
-    assert not (out / FOLDER).exists()
+    assert not list((out / FOLDER).iterdir())
 
 
-def test_a_lock_that_cannot_be_read_is_one_line(tmp_path):
-    (tmp_path / FOLDER / LOCK).mkdir(parents=True)
-    assert (
-        refused(tmp_path, LOCK) == f"{tmp_path / FOLDER / LOCK}: cannot be read (Is a directory); choose another --out"
-    )
+def make_nothing(tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "gone")
+
+
+def make_file(tmp_path):
+    (tmp_path / "out").write_text("")
+
+
+def make_lock(tmp_path):
+    (tmp_path / "out" / FOLDER / LOCK).mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "below", "message"),
+    [
+        (make_nothing, "", r"out/.locks/lora@seed-0: cannot be written \(File exists\)"),
+        (make_nothing, "run", r"out/run/.locks/lora@seed-0: cannot be written \(File exists\)"),
+        (make_file, "", r"out/.locks/lora@seed-0: cannot be written \(Not a directory\)"),
+        (make_lock, "", rf"out/.locks/{LOCK}: cannot be read \(Is a directory\)"),
+    ],
+)
+def test_a_folder_that_takes_no_lock_is_refused_at_once(make, below, message, tmp_path):
+    make(tmp_path)
+    assert re.search(f"/{message}; choose another --out$", refused(tmp_path / "out" / below, LOCK))
 
 
 def test_nothing_is_left_of_a_lock_on_a_full_disk_or_of_an_interruption(tmp_path, monkeypatch):
-    out, take = tmp_path / "out", locks._take
+    take = locks._take
 
     def full(path, text, encoding):
         path.touch()
@@ -285,18 +278,8 @@ def test_nothing_is_left_of_a_lock_on_a_full_disk_or_of_an_interruption(tmp_path
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", full)
-        assert "cannot be written (No space left on device)" in refused(out, LOCK)
-    assert not out.exists()
+        assert "cannot be written (No space left on device)" in refused(tmp_path, LOCK)
     monkeypatch.setattr(locks, "_take", interrupted)
-    with pytest.raises(KeyboardInterrupt), hold(out, [LOCK]):
+    with pytest.raises(KeyboardInterrupt), hold(tmp_path, [LOCK]):
         pass
-    assert not out.exists()
-
-
-@pytest.mark.parametrize("reason", ["link", "parent", "never"])
-def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path, monkeypatch, reason):
-    (tmp_path / "out").symlink_to(tmp_path / "gone")
-    if reason == "never":  # as in /proc
-        monkeypatch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError(2, "No such file")))
-    out = {"link": tmp_path / "out", "parent": tmp_path / "out" / "run", "never": tmp_path / "new"}[reason]
-    assert re.search(r"cannot be written \(.*\); choose another --out$", refused(out, LOCK))
+    assert files_in(tmp_path) == []

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 import torch
 from safetensors.torch import load_file
-from tiny_runs import Nothing, Stop, Trained, lines, numbers, refused, small_recipe, without_reports
+from tiny_runs import Nothing, Stop, Trained, has_files, lines, numbers, refused, small_recipe, without_reports
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.evaluation import compare_again
@@ -378,7 +378,7 @@ def test_options_that_cannot_be_tuned_are_refused_before_anything_is_written(mod
         message = refused(start, small, out)
         assert message.startswith("tuning.grid: ")
         assert reason in message
-        assert not out.exists()
+        assert not has_files(out)
 
 
 def test_a_text_that_tuning_does_not_fit_is_refused_before_anything_is_written(model_folder, tmp_path):
@@ -388,12 +388,12 @@ def test_a_text_that_tuning_does_not_fit_is_refused_before_anything_is_written(m
     small = make_recipe(model_folder, data={"source": str(text), "block_size": 32}, tuning={**TUNING, "held_out": 10})
     message = refused(compare, small, tmp_path / "out")
     assert "tuning.held_out is 10, and of 39 documents only 9 occur once in the text" in message
-    assert not (tmp_path / "out").exists()
+    assert not has_files(tmp_path / "out")
     training = {key: value for key, value in TRAINING.items() if key != "steps"} | {"epochs": 1.0}
     tuning = {**TUNING, "grid": {"training.warmup_steps": [1, 500]}}
     message = refused(compare, make_recipe(model_folder, training=training, tuning=tuning), tmp_path / "out")
     assert message.startswith("tuning.grid: training.warmup_steps is 500; must be below training.steps (")
-    assert not (tmp_path / "out").exists()
+    assert not has_files(tmp_path / "out")
 
 
 def test_nothing_goes_on_with_other_tuning_or_a_trial_of_something_else(recipe, straight, model_folder, tmp_path):
