@@ -10,7 +10,7 @@ import forked
 import pytest
 import torch
 from architectures.further import FURTHER
-from families import close, gradients, hooks_act_as_registered, logits_of, make_model, make_tokens, perturb
+from families import close, hooks_act_as_registered, logits_of, make_model, make_tokens, perturb
 from in_step import in_step
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
@@ -18,10 +18,13 @@ from transformers import LlamaForCausalLM
 
 import hfpatch
 from hfpatch.export.write import write_model
+from hfpatch.promises import behaviour, run
 from hfpatch.surgery.budget import attention_modules
-from hfpatch.tuners.adapters import adapter_parameters
 
 TESTS = Path(__file__).parents[1]
+PROMISES = [
+    behaviour.no_op, behaviour.cache, behaviour.padding, behaviour.checkpointing, behaviour.full_precision,
+]  # fmt: skip
 CASES = ["gpt_neox", "gpt2", "llama"]  # fused per head and parallel; Conv1D; grouped queries
 ONE = "llama"
 every_method = pytest.mark.parametrize("name", FURTHER)
@@ -41,84 +44,46 @@ save_file(found, "{folder}/logits.safetensors")
 """
 
 
-def patched(case, name, *, dtype=torch.float32, std=None):
+def patched(case, name):
     """A small model with an adapter of one method, off its initial values."""
-    method = FURTHER[name]
-    model = hfpatch.patch(make_model(case, dtype), method.config(), names=["a"])
-    perturb(model, std=method.std if std is None else std)
+    model = hfpatch.patch(make_model(case), FURTHER[name].config(), names=["a"])
+    perturb(model, std=FURTHER[name].std)
     return model
 
 
-def greedy(model, tokens, *, use_cache, mask=None, **options):
-    out = model.generate(
-        tokens, attention_mask=torch.ones_like(tokens) if mask is None else mask, use_cache=use_cache,
-        max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0, return_dict_in_generate=True,
-        output_logits=True, **options,
-    )  # fmt: skip
-    return out.sequences, torch.stack(out.logits)
+def greedy(model, tokens, **options):
+    options = {"attention_mask": torch.ones_like(tokens), "eos_token_id": None, "pad_token_id": 0, **options}
+    return model.generate(tokens, max_new_tokens=5, do_sample=False, **options)
 
 
 @every_method
-@every_case
-def test_generation_with_and_without_cache(case, name):
-    """A batch with a padded row and one without; beam search reorders what the cache holds."""
-    model, tokens = patched(case, name), make_tokens(2, 6)
-    mask = torch.ones_like(tokens)
-    mask[0, :3] = 0
-    (cached, with_cache), (plain, without) = (greedy(model, tokens, use_cache=use, mask=mask) for use in (True, False))
-    assert torch.equal(cached, plain)
-    assert close(with_cache, without)
-    alone, _ = greedy(model, tokens[:1, 3:], use_cache=True)
-    assert torch.equal(alone[0, 3:], cached[0, 6:])
+@pytest.mark.parametrize(("case", "dtype"), [*((case, torch.float32) for case in CASES), (ONE, torch.bfloat16)])
+def test_the_promises_about_a_patched_model_hold(case, dtype, name, monkeypatch):
+    monkeypatch.setattr(run, "PROMISES", [(promise.__name__, promise) for promise in PROMISES])
+    report = hfpatch.check(make_model(case, dtype), FURTHER[name].config())
+    assert report.passed, str(report)
 
 
 @every_method
 def test_beam_search_with_and_without_cache(name):
+    """It reorders what the cache holds, in a batch with a padded row."""
     model, tokens = patched(ONE, name), make_tokens(2, 6)
-    actual, expected = (greedy(model, tokens, use_cache=use, num_beams=3)[0] for use in (True, False))
-    assert torch.equal(actual, expected)
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    options = {"attention_mask": mask, "num_beams": 3}
+    assert torch.equal(*(greedy(model, tokens, use_cache=use, **options) for use in (True, False)))
 
 
 @every_method
 @every_case
-def test_left_padding_and_packed_documents(case, name):
-    """Each row of a batch, and each document of a row, computes what it does alone."""
-    model, pad, cut = patched(case, name), 4, 5
-    tokens, mask = make_tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
-    mask[0, :pad] = 0
-    together = logits_of(model, tokens, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0))
-    assert close(together[0, pad:], logits_of(model, tokens[:1, pad:])[0])
-    assert close(together[1], logits_of(model, tokens[1:])[0])
-
+def test_packed_documents(case, name):
+    """Each document of a row computes what it does alone."""
+    model, tokens, cut = patched(case, name), make_tokens(2, 9), 5
     positions = torch.cat([torch.arange(cut), torch.arange(9 - cut)]).expand(2, -1)
     packed = logits_of(model, tokens, position_ids=positions)
     alone = torch.cat([logits_of(model, tokens[:, :cut]), logits_of(model, tokens[:, cut:])], dim=1)
     assert close(packed, alone)
     assert not close(logits_of(model, tokens), alone, 1e-3)
-
-
-@every_method
-def test_gradient_checkpointing_of_both_kinds(name):
-    model, tokens = patched(ONE, name).train(), make_tokens()
-    expected = gradients(model, tokens)
-    model.enable_input_require_grads()
-    for reentrant in (False, True):
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        for at, gradient in gradients(model, tokens).items():
-            assert close(gradient, expected[at]), at
-
-
-@every_method
-def test_a_base_in_half_precision(name):
-    """Nothing changes at init; what is added stays in fp32 and computes what it does on an fp32 base, coarsely."""
-    tokens = make_tokens()
-    model = patched(ONE, name, dtype=torch.bfloat16, std=0)
-    assert torch.equal(logits_of(model, tokens), logits_of(make_model(ONE, torch.bfloat16), tokens))
-    perturb(model, std=FURTHER[name].std)
-    logits = logits_of(model, tokens)
-    assert {p.dtype for p in adapter_parameters(model).values()} == {torch.float32}
-    assert logits.dtype == torch.bfloat16
-    assert close(logits.float(), logits_of(patched(ONE, name), tokens), 0.1)
 
 
 @every_method
@@ -197,7 +162,7 @@ def test_a_process_without_hfpatch_computes_every_export(tmp_path):
     for index, (name, model) in enumerate(models.items()):
         folder = tmp_path / str(index)
         folder.mkdir()
-        written, expected = greedy(model, tokens, use_cache=True)[0], logits_of(model, tokens)
+        written, expected = greedy(model, tokens, use_cache=True), logits_of(model, tokens)
         write_model(model, folder)
         computed, _ = elsewhere.computed(folder, tokens, new_tokens=5)
         assert torch.equal(computed["logits"], expected), name
