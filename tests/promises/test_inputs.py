@@ -17,92 +17,44 @@ from hfpatch.promises import run
 from hfpatch.promises.inputs import BATCH, FRAMES, LENGTH, example_inputs, forward, no_random_layers
 from hfpatch.sites import survey
 from hfpatch.surgery.model_class import load_model
-from hfpatch.twins import random_model
+from hfpatch.twins import random_model, shrink
 
 ALL = list(run.PROMISES)
 CAUSAL, CACHE, PADDING, REACHED = (
     "causality", "generation with and without cache", "left padding", "gradients reach exactly the added tensors",
 )  # fmt: skip
 SKIP = PreProjectionConfig(content_skip=True)
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-PAIR = {
-    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 64,
-}  # fmt: skip
-IMAGE = {"image_size": 16, "patch_size": 4, **SIZES}
-TOKENS, ROPE = {"vocab_size": 64, **SIZES}, {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
-
-
-def bert():
-    return t.BertConfig(max_position_embeddings=32, **TOKENS)
-
-
-def bart():
-    return t.BartConfig(max_position_embeddings=32, **PAIR)
-
-
-def whisper():
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-    none = {"suppress_tokens": None, "begin_suppress_tokens": None}
-    return t.WhisperConfig(num_mel_bins=8, max_source_positions=20, max_target_positions=32, **PAIR, **ids, **none)
-
-
-def wav2vec2():
-    convolutions = {"conv_dim": (32, 32), "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_feat_extract_layers": 2}
-    positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
-    return t.Wav2Vec2Config(vocab_size=32, **convolutions, **positions, **SIZES)
-
-
-def clip():
-    text = {"max_position_embeddings": 16, "projection_dim": 16, "bos_token_id": 1, "eos_token_id": 2, **TOKENS}
-    return t.CLIPConfig(text_config=text, vision_config={"projection_dim": 16, **IMAGE}, projection_dim=16)
-
-
-def llava():
-    text, vision = t.LlamaConfig(num_key_value_heads=2, **TOKENS), t.CLIPVisionConfig(projection_dim=16, **IMAGE)
-    return t.LlavaConfig(text_config=text, vision_config=vision, image_token_index=60)
-
-
-def qwen2_vl():
-    ids = {"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63}
-    vision = {"embed_dim": 32, "hidden_size": 32, "depth": 2, "num_heads": 4, "patch_size": 4, "mlp_ratio": 2}
-    text = {"num_key_value_heads": 2, "rope_parameters": ROPE, "bos_token_id": 1, "eos_token_id": 2, **TOKENS}
-    return t.Qwen2VLConfig(text_config=text, vision_config=vision, **ids)
-
-
-def patch_tst():
-    sizes = {"d_model": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48}
-    return t.PatchTSTConfig(num_input_channels=2, context_length=32, patch_length=4, patch_stride=4, **sizes)
-
-
 ENCODER, VISION = r".*encoder\..*self_attn", r".*vis(ion|ual).*attn"
-KINDS = {  # class, configuration, target_modules, number of attentions, promises that do not apply
-    "encoder": (t.BertModel, bert, None, 2, {CAUSAL, CACHE}),
-    "masked": (t.BertForMaskedLM, bert, None, 2, {CAUSAL, CACHE}),
-    "classifier": (t.BertForSequenceClassification, bert, None, 2, {CAUSAL, CACHE, PADDING}),
-    "vision": (t.ViTModel, lambda: t.ViTConfig(**IMAGE), None, 2, {CAUSAL, CACHE, PADDING}),
-    "images": (t.ViTForImageClassification, lambda: t.ViTConfig(**IMAGE), None, 2, {CAUSAL, CACHE, PADDING}),
-    "speech": (t.Wav2Vec2Model, wav2vec2, None, 2, {CAUSAL, CACHE, PADDING}),
-    "speech to text": (t.WhisperForConditionalGeneration, whisper, None, 2, {PADDING}),
-    "speech encoder": (t.WhisperModel, whisper, ENCODER, 2, {CACHE, PADDING}),
-    "decoder": (t.BartForConditionalGeneration, bart, None, 2, {PADDING}),
-    "both": (t.BartModel, bart, r".*self_attn", 4, {CACHE, PADDING}),
-    "two towers": (t.CLIPModel, clip, None, 4, {CAUSAL, CACHE, PADDING}),
-    "image and text": (t.LlavaForConditionalGeneration, llava, None, 2, set()),
-    "image tower": (t.LlavaForConditionalGeneration, llava, VISION, 2, {PADDING}),
-    "packed images": (t.Qwen2VLForConditionalGeneration, qwen2_vl, VISION, 2, {PADDING}),
-    "time series": (t.PatchTSTModel, patch_tst, None, 2, {CAUSAL, CACHE, PADDING}),
+KINDS = {  # class, type, target_modules, number of attentions, promises that do not apply
+    "encoder": (t.BertModel, "bert", None, 2, {CAUSAL, CACHE}),
+    "masked": (t.BertForMaskedLM, "bert", None, 2, {CAUSAL, CACHE}),
+    "classifier": (t.BertForSequenceClassification, "bert", None, 2, {CAUSAL, CACHE, PADDING}),
+    "vision": (t.ViTModel, "vit", None, 2, {CAUSAL, CACHE, PADDING}),
+    "images": (t.ViTForImageClassification, "vit", None, 2, {CAUSAL, CACHE, PADDING}),
+    "speech": (t.Wav2Vec2Model, "wav2vec2", None, 2, {CAUSAL, CACHE, PADDING}),
+    "speech to text": (t.WhisperForConditionalGeneration, "whisper", None, 2, {PADDING}),
+    "speech encoder": (t.WhisperModel, "whisper", ENCODER, 2, {CACHE, PADDING}),
+    "decoder": (t.BartForConditionalGeneration, "bart", None, 2, {PADDING}),
+    "both": (t.BartModel, "bart", r".*self_attn", 4, {CACHE, PADDING}),
+    "two towers": (t.CLIPModel, "clip", None, 4, {CAUSAL, CACHE, PADDING}),
+    "image and text": (t.LlavaForConditionalGeneration, "llava", None, 2, set()),
+    "image tower": (t.LlavaForConditionalGeneration, "llava", VISION, 2, {PADDING}),
+    "packed images": (t.Qwen2VLForConditionalGeneration, "qwen2_vl", VISION, 2, {PADDING}),
+    "time series": (t.PatchTSTModel, "patchtst", None, 2, {CAUSAL, CACHE, PADDING}),
 }
 
 HEADED = {  # heads of models whose body is no module of its own
-    "projected images": (t.CLIPVisionModelWithProjection, lambda: clip().vision_config),
-    "image classes of two towers": (t.CLIPForImageClassification, clip),
+    "projected images": (t.CLIPVisionModelWithProjection, "clip_vision_model"),
+    "image classes of two towers": (t.CLIPForImageClassification, "clip"),
 }
 
 
 def made(kind):
-    cls, config, *_ = KINDS[kind]
-    return random_model(config(), cls)
+    cls, model_type, *_ = {**KINDS, **HEADED}[kind]
+    config = shrink(t.CONFIG_MAPPING[model_type]())
+    if model_type == "qwen2_vl":  # times, rows and columns turn a part of the rotary frequencies each: half a head
+        config.text_config.rope_parameters["mrope_section"] = [2, 3, 3]
+    return random_model(config, cls)
 
 
 @pytest.fixture(autouse=True)
@@ -144,16 +96,16 @@ def test_what_models_are_given():
     ids = (BATCH, LENGTH)
     assert shapes(made("encoder")) == shapes(made("image and text")) == {"input_ids": ids}
     assert shapes(made("decoder")) == {"input_ids": ids, "decoder_input_ids": ids}
-    assert shapes(made("vision")) == {"pixel_values": (BATCH, 3, 16, 16)}
-    assert shapes(made("speech to text")) == {"input_features": (BATCH, 8, 40), "decoder_input_ids": ids}
-    assert shapes(made("two towers")) == {"input_ids": ids, "pixel_values": (BATCH, 3, 16, 16)}
-    assert shapes(made("time series")) == {"past_values": (BATCH, 32, 2)}
+    assert shapes(made("vision")) == {"pixel_values": (BATCH, 3, 32, 32)}
+    assert shapes(made("speech to text")) == {"input_features": (BATCH, 16, 128), "decoder_input_ids": ids}
+    assert shapes(made("two towers")) == {"input_ids": ids, "pixel_values": (BATCH, 3, 32, 32)}
+    assert shapes(made("time series")) == {"past_values": (BATCH, 64, 1)}
     model = made("image tower")
     inputs = example_inputs(model, survey(model).others)
     assert inputs["input_ids"].shape == (BATCH, 16 + LENGTH)  # an image has 16 patches
-    assert ((inputs["input_ids"] == 60).sum(1) == 16).all()
+    assert ((inputs["input_ids"] == model.config.image_token_index).sum(1) == 16).all()
     model = made("speech")
-    assert model(**example_inputs(model, [])).last_hidden_state.shape == (BATCH, FRAMES, 32)
+    assert model(**example_inputs(model, [])).last_hidden_state.shape == (BATCH, FRAMES, 64)
 
 
 def test_what_is_compared():
@@ -163,8 +115,8 @@ def test_what_is_compared():
     model = made("two towers")
     inputs = example_inputs(model, [])
     out = model(**inputs)
-    assert torch.equal(forward(model, inputs)[-BATCH * 16 :], out.image_embeds.flatten())
-    assert forward(model, inputs).shape == (2 * BATCH * BATCH + 2 * BATCH * 16,)
+    assert torch.equal(forward(model, inputs)[-BATCH * 64 :], out.image_embeds.flatten())
+    assert forward(model, inputs).shape == (2 * BATCH * BATCH + 2 * BATCH * 64,)
 
 
 def test_layers_left_out_at_random_are_no_missing_gradients():
@@ -214,7 +166,7 @@ def test_given_inputs_are_used(monkeypatch):
     used = []
     model = made("vision")
     model.register_forward_pre_hook(lambda module, args, kwargs: used.append(kwargs["pixel_values"]), with_kwargs=True)
-    pixels = torch.randn(3, 3, 16, 16)
+    pixels = torch.randn(3, 3, 32, 32)
     assert hfpatch.check(model, inputs={"pixel_values": pixels}).passed
     assert hfpatch.check(model, inputs=pixels).passed  # its first argument
     assert all(tensor is pixels for tensor in used)
@@ -262,8 +214,8 @@ def test_a_folder_is_loaded_as_the_class_that_it_was_saved_as(kind, tmp_path, ca
     ],
 )
 def test_all_weights_but_a_new_heads_must_be_in_the_files(kind, lost, refused, tmp_path):
-    cls, config, *_ = {**KINDS, **HEADED}[kind]
-    random_model(config(), cls).save_pretrained(tmp_path)
+    cls = {**KINDS, **HEADED}[kind][0]
+    made(kind).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(lost)}
