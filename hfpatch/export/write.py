@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import re
 import sys
@@ -130,13 +129,10 @@ def realigned(model: Any) -> Any:
 
 def imported(folder: Path) -> ModuleType:
     """Import the modelling file of an export under a unique name."""
-    name = f"hfpatch_export_{next(_COUNT)}"
-    spec = importlib.util.spec_from_file_location(name, folder / FILE)
-    if spec is None:
-        raise HfpatchError(f"{folder / FILE}: cannot be imported")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
-    code = compile((folder / FILE).read_bytes(), str(folder / FILE), "exec")
-    exec(code, module.__dict__)  # the loader would leave compiled code, with the folder's path in it, in the export
+    name, file = f"hfpatch_export_{next(_COUNT)}", str(folder / FILE)
+    module = sys.modules[name] = ModuleType(name)  # dataclasses look it up there
+    module.__file__ = file
+    exec(compile((folder / FILE).read_bytes(), file, "exec"), vars(module))  # a loader would leave compiled code there
     return module
 
 
