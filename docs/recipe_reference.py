@@ -23,13 +23,13 @@ from hfpatch import methods
 from hfpatch.cli.app import app
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.models import ScratchSettings
-from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.sizes import SIZES
 from hfpatch.surgery.methods import method_classes
 from hfpatch.tuners.config import MethodConfig
 
 ROOT = Path(__file__).parents[1]
-KINDS = {"comparison": Recipe, "pretraining": PretrainRecipe, "study": StudyRecipe}
+KINDS = {"comparison": Recipe, "pretraining": StudyRecipe}
 _OWN = {config.spec.name: config for config in (getattr(methods, name) for name in methods.__all__)}
 _FIRST = ("pre_projection", "nonlinear_query", "query_temperature")
 CONFIGS = {name: _OWN[name] for name in (*_FIRST, *sorted(_OWN.keys() - {*_FIRST}))}

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from hfpatch.__main__ import main
 from hfpatch.cli.app import app
 from hfpatch.recipes.comparison import load_recipe
-from hfpatch.recipes.pretraining import load_pretrain_or_study
+from hfpatch.recipes.pretraining import load_pretraining
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.sites import family
 from hfpatch.support.folders import recipes_dir
@@ -65,7 +65,7 @@ def check_command(arguments):
     if command in ("compare", "train"):
         load_recipe(rest[0], [argument for argument in rest[1:] if "=" in argument])
     if command == "pretrain":
-        load_pretrain_or_study(rest[0], [argument for argument in rest[1:] if "=" in argument])
+        load_pretraining(rest[0], [argument for argument in rest[1:] if "=" in argument])
 
 
 def write_file(block):

@@ -32,47 +32,33 @@ def pretrain(
     launch_config: engines.LaunchConfig = None,
     dry_run: engines.DryRun = False,
 ) -> None:
-    """Pretrain a model from scratch and write it as a Hugging Face folder, OUT/model; or run a study of variants.
+    """Pretrain a model from scratch, or variants of it, and write each as a Hugging Face folder.
 
-    A recipe with ``variants`` is a study: every variant is tuned, and trained with every seed on the same batches, and
-    compared on held-out text. On several processes: accelerate launch -m hfpatch pretrain RECIPE
+    That is OUT/runs/NAME/seed-0/model, with the recipe's name or a variant's. Variants are tuned, trained with every
+    seed on the same batches, and compared on held-out text. On several processes: accelerate launch -m hfpatch pretrain
+    RECIPE
 
     Example: hfpatch pretrain my-model.yaml training.steps=1000 --out runs/my-model
     """
-    from hfpatch.errors import HfpatchError
-    from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
+    from hfpatch.recipes.pretraining import load_pretraining
     from hfpatch.runs.engines.settings import EngineSettings
 
     engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run, launch_config)
-    loaded = load_pretrain_or_study(recipe, with_options(overrides, data_dir), trust_code=trust_code)
+    loaded = load_pretraining(recipe, with_options(overrides, data_dir), trust_code=trust_code)
     folder = out or Path("runs") / loaded.name
-    if isinstance(loaded, PretrainRecipe):
-        if variant is not None:
-            raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
-        if not engine.is_sequential:
-            raise HfpatchError(f"--jobs and --ray work on several runs, and {recipe} is one; use accelerate launch")
-        if dry_run:
-            raise HfpatchError(f"--dry-run shows the runs of a study, and {recipe} is one run")
     with loading_libraries():
         from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import compare
-        from hfpatch.runs import pretrain as run_pretrain
 
-    if isinstance(loaded, PretrainRecipe):
-        with interruptible(RESUME.format(folder)), choose_progress() as progress:
-            step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]
-        end = f"model: {folder / 'model'}" if step is None else f"diverged at step {step}: {folder / 'metrics.jsonl'}"
-    elif dry_run:
+    if dry_run:
         engines.print_preview(loaded, folder, engine=engine, resume=resume, variant=variant)
         return
-    else:
-        with interruptible(RESUME.format(folder)), choose_progress() as progress:
-            compare(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
-        end = f"runs of {variant}: {folder / 'runs' / str(variant)}; without --variant and with --resume: the report"
-    if is_first_process() and isinstance(loaded, StudyRecipe) and variant is None:
+    with interruptible(RESUME.format(folder)), choose_progress() as progress:
+        compare(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
+    if is_first_process() and variant is None:
         print_report(folder)
     elif is_first_process():
-        print(end)
+        print(f"runs of {variant}: {folder / 'runs' / str(variant)}; without --variant and with --resume: the report")
 
 
 def tokenize(
@@ -89,9 +75,9 @@ def tokenize(
 
     Example: hfpatch tokenize my-model.yaml data.source=Skylion007/openwebtext --out openwebtext.bin
     """
-    from hfpatch.recipes.pretraining import load_pretrain_or_study
+    from hfpatch.recipes.pretraining import load_pretraining
 
-    loaded = load_pretrain_or_study(recipe, with_options(overrides, data_dir), trust_code=trust_code)
+    loaded = load_pretraining(recipe, with_options(overrides, data_dir), trust_code=trust_code)
     quiet_libraries()
     from hfpatch.cli.progress import PLAIN_EVERY_S
     from hfpatch.runs import tokenize as run_tokenize

@@ -51,6 +51,11 @@ class ComparedRecipe(NamedRecipe):
     """What all others are compared with."""
 
     @property
+    def measures_held_out(self) -> bool:
+        """Whether there is text whose loss is measured."""
+        return self.data.held_out is not None
+
+    @property
     def tuning_seed(self) -> int:
         """The seed of all trials of tuning, which no final run uses."""
         return tuning_seed(self.training.all_seeds)
@@ -73,7 +78,7 @@ class ComparedRecipe(NamedRecipe):
             of: the key of the recipe that names what is compared.
             measures: the measures that may have a margin.
         """
-        held_out = [HELD_OUT] if self.data.held_out is not None else []
+        held_out = [HELD_OUT] if self.measures_held_out else []
         gain, keep = self.questions.gain, self.questions.keep
         check_once("training.seeds", self.training.all_seeds)
         if self.training.looks and gain is None and keep is None:

@@ -1,11 +1,11 @@
-"""Pretraining recipes: one model from scratch, or a study that compares variants of one model."""
+"""Pretraining recipes: one model from scratch, or a study that compares variants of it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
@@ -36,32 +36,34 @@ class TokenizerSettings(Section):
 
 
 class _Pretraining(NamedRecipe):
-    """The keys of a single model and of a study."""
+    """The keys of a run and of all of them."""
 
     architecture: dict[str, Any]
     """``model_type``, the keys of its configuration class, and ``query``, ``pre_projection``, ``biases``,
     ``mlp_width``, ``head_size``."""
     tokenizer: TokenizerSettings
     """The tokenizer."""
+    evaluation_data: DataSettings | None = None
+    """Text whose loss is measured: its held-out documents, or else all of it; None takes those held out of ``data``."""
     training: PretrainSettings = PretrainSettings()
     """The optimiser and its schedule."""
 
+    @property
+    def measures_held_out(self) -> bool:
+        """Whether there is text whose loss is measured."""
+        return self.data.held_out is not None or self.evaluation_data is not None
+
 
 class PretrainRecipe(_Pretraining):
-    """A model trained from scratch."""
+    """What one run trains: a variant of a study, with one seed."""
 
-    evaluation_data: DataSettings | None = None
-    """Text whose loss is measured: its held-out documents, or else all of it; None takes those held out of ``data``."""
     seed: Seed = 0
     """Fixes initialisation and batch plan."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> PretrainRecipe:
-        check_held_out(self.training, measured=self.data.held_out is not None or self.evaluation_data is not None)
+        check_held_out(self.training, measured=self.measures_held_out)
         check_schedule(self.training)
-        check_decided(self.data, self.data.held_out is not None)
-        if self.evaluation_data is not None:
-            check_overlap(self.data, self.evaluation_data)
         return self
 
 
@@ -95,7 +97,7 @@ class StudyQuestions(QuestionSettings):
 
 
 class StudyRecipe(_Pretraining, ComparedRecipe):
-    """Variants of one model, each trained from scratch on the same batches with every seed."""
+    """A model, or variants of it, each trained from scratch on the same batches with every seed."""
 
     training: StudySettings = StudySettings()
     """The optimiser, its schedule and the seeds."""
@@ -103,8 +105,10 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
     """What the study is to decide. Without ``pairs``: is each variant better than the baseline on held-out text?"""
     margin: dict[str, PositiveFloat | None] = Field(default_factory=dict)
     """The difference that does not matter, ``{nats_per_token: 0.02}``; null claims signs alone."""
-    variants: Annotated[dict[str, Variant], Field(min_length=2)]
-    """The variants to compare, in the order of the reports."""
+    baseline: str = ""
+    """The variant that all others are compared with."""
+    variants: dict[str, Variant] = Field(default_factory=dict)
+    """The variants to compare, in the order of the reports. A file without them is one model: a variant of its name."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> StudyRecipe:
@@ -112,8 +116,11 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         if self.baseline not in self.variants:
             hint = nearest(self.baseline, self.variants)
             raise ValueError(f"baseline is {self.baseline!r}, which is not among variants{hint}")
-        if self.data.held_out is None:
+        if len(self.variants) > 1 and not self.measures_held_out:
             raise ValueError("a study compares the loss on held-out text, and there is none; set data.held_out")
+        check_decided(self.data, self.data.held_out is not None or self.tuning is not None)
+        if self.evaluation_data is not None:
+            check_overlap(self.data, self.evaluation_data)
         self.check_questions(self.variants, of="variants", measures=("nats_per_token",))
         for name in self.variants:
             self._check_runs(name)
@@ -190,7 +197,7 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
             return []
         others = [name for name in self.variants if name != self.baseline]
         pairs = self.questions.gain.pairs or tuple((name, self.baseline) for name in others)
-        return [Asked(question="gain", pairs=list(pairs), on=[HELD_OUT])]
+        return [Asked(question="gain", pairs=list(pairs), on=[HELD_OUT])] if pairs else []
 
     def single(self, variant: str, values: Mapping[str, Any], seed: int, *, trial: bool = False) -> PretrainRecipe:
         """Return the recipe of one run, a final one or a trial of tuning, at the values of a trial."""
@@ -208,7 +215,7 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         return PretrainRecipe.model_validate_json(
             json.dumps(
                 {
-                    **self.model_dump(mode="json", include={"data", "tokenizer", "data_dir"}),
+                    **self.model_dump(mode="json", include={"data", "tokenizer", "data_dir", "evaluation_data"}),
                     "name": f"{self.name}-{variant}",
                     "description": changes.description,
                     "architecture": self.architecture | changes.architecture,
@@ -220,20 +227,23 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         )
 
 
-def load_pretrain_or_study(
-    path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False
-) -> PretrainRecipe | StudyRecipe:
-    """Read a pretraining recipe: a study if it has ``variants``, else one model; as `load_recipe` otherwise."""
-    if "methods" in read_yaml(find_recipe(Path(path))):
-        raise HfpatchError(f"{path}: compares methods on a base; use hfpatch compare")
+def load_pretraining(path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False) -> StudyRecipe:
+    """Read a pretraining recipe, as `load_recipe`."""
     study = load_study(path, overrides, trust_code=trust_code)
-    return load_as(path, overrides, PretrainRecipe, trust_code=trust_code) if study is None else study
+    if study is None:
+        raise HfpatchError(f"{path}: compares methods on a base; use hfpatch compare")
+    return study
 
 
 def load_study(path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False) -> StudyRecipe | None:
-    """Read the recipe of a study, as `load_recipe`; None for one without ``variants``."""
-    if "variants" not in read_yaml(find_recipe(Path(path))):
+    """Read a pretraining recipe, as `load_recipe`; None if it is a comparison of methods on a base."""
+    if "methods" in read_yaml(find_recipe(Path(path))):
         return None
-    study = load_as(path, overrides, StudyRecipe, trust_code=trust_code)
+    study = load_as(path, overrides, StudyRecipe, trust_code=trust_code, rearranged=_with_variants)
     refuse_rate(overrides, is_tuned=all(study.tuning_of(name) is not None for name in study.variants))
     return study
+
+
+def _with_variants(values: dict[str, Any]) -> dict[str, Any]:
+    name = str(values.get("name"))
+    return values if "variants" in values else {"baseline": name, **values, "variants": {name: {}}}

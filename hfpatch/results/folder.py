@@ -22,7 +22,6 @@ _KINDS: dict[str, type[Results]] = {
     "evaluation": EvaluationResults,
 }
 _COMMANDS = {"comparison": "compare or pretrain", "evaluation": "eval"}
-_SINGLE = "{}: is one pretrained model, which has no report; its losses are in metrics.jsonl, studies have reports"
 _NOT_YET = "{}: no results yet (no results.json); hfpatch compare, or pretrain, with --resume completes this run"
 
 
@@ -55,7 +54,7 @@ def load_results(folder: str | Path, kind: Literal["comparison", "evaluation"] |
     path = folder / RESULTS
     if not path.is_file():
         if (folder / "recipe.yaml").is_file():
-            raise HfpatchError((_SINGLE if (folder / "result.json").is_file() else _NOT_YET).format(folder))
+            raise HfpatchError(_NOT_YET.format(folder))
         raise HfpatchError(f"{folder}: no run here (results.json is missing); give the folder that hfpatch wrote")
     raw = read_json(path)
     schema, stored = raw.get("schema"), str(raw.get("kind"))

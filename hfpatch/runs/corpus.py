@@ -14,14 +14,14 @@ from hfpatch.data.deciding import tokenizer_documents
 from hfpatch.data.token_file import TokenFileInfo, check_free, describe_token_file, write_token_file
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.support.files import atomic_directory, hash_values
 from hfpatch.support.folders import cache_folder
 from hfpatch.support.paths import takes_text
 from hfpatch.surgery.bases import load_tokenizer
 
 
-def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenizerBase:
+def recipe_tokenizer(recipe: StudyRecipe) -> PreTrainedTokenizerBase:
     """Load the recipe's tokenizer, or train it on the recipe's text unless that was done before.
 
     Raises:
@@ -77,7 +77,7 @@ class Tokenized:
 
 @takes_text
 def tokenize(
-    recipe: PretrainRecipe | StudyRecipe, out: Path | None = None, *, on_part: Callable[[int, int], None] | None = None
+    recipe: StudyRecipe, out: Path | None = None, *, on_part: Callable[[int, int], None] | None = None
 ) -> Tokenized:
     """Tokenise the text that ``recipe.data`` names into a token file, in bounded memory.
 

@@ -13,14 +13,14 @@ from hfpatch.data.plan import BatchPlan, write_plans
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes import training as training_settings
 from hfpatch.recipes.comparison import Recipe, load_recipe
-from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
+from hfpatch.recipes.pretraining import StudyRecipe, load_pretraining
 from hfpatch.recipes.strict import flatten
 from hfpatch.recipes.tuning import tuning_seed
 from hfpatch.runs.locks import FOLDER as LOCKS
 from hfpatch.runs.records import ResultsHead
 from hfpatch.support.files import read_json, remove_leftovers, write_json, write_text
 
-AnyRecipe: TypeAlias = Recipe | PretrainRecipe | StudyRecipe
+AnyRecipe: TypeAlias = Recipe | StudyRecipe
 Changes: TypeAlias = dict[str, tuple[Any, Any]]
 """Dotted key of a recipe -> its value in the folder's recipe and in the one that is about to run."""
 
@@ -107,7 +107,7 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
         )
     if resume:
         return
-    if is_complete(out) or (out / "result.json").is_file():
+    if is_complete(out):
         more = f" and {len(added) - 3} more" if len(added) > 3 else ""
         then = f"add what is new ({', '.join(list(added)[:3])}{more})" if added else "report it again"
         raise HfpatchError(f"{out}: contains a finished run; --resume to {then}, or choose another --out")
@@ -133,8 +133,7 @@ def discard_failed_start(out: Path, locks: Collection[str]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        work = [out / name for name in ("metrics.jsonl", "result.json", "results.json")]
-        work += [path for name in ("runs", "checkpoints", "model") for path in (out / name).rglob("*")]
+        work = [out / "results.json", *(out / "runs").rglob("*")]
         has_begun = any(path.is_file() and path.stat().st_size for path in work)
         held = {path.name for path in (out / LOCKS).glob("[!.]*")}
         if was_empty and out.is_dir() and not has_begun and held <= set(locks):
@@ -158,7 +157,7 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
     Raises:
         HfpatchError: if the recipe in the folder cannot be read.
     """
-    load = load_recipe if isinstance(recipe, Recipe) else load_pretrain_or_study
+    load = load_recipe if isinstance(recipe, Recipe) else load_pretraining
     old: AnyRecipe = load(out / "recipe.yaml", trust_code=True)  # its code is not run
     there, here = (flatten(one.model_dump(mode="json")) for one in (old, recipe))
     names = {name for one in (old, recipe) for key in ("methods", "variants") for name in getattr(one, key, ())}
@@ -170,7 +169,7 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
         if before == now or any(key == name or key.startswith(f"{name}.") for name in NOT_IDENTITY):
             continue
         if key == "training.seeds":
-            tunes = not isinstance(recipe, PretrainRecipe) and recipe.tuning is not None
+            tunes = recipe.tuning is not None
             fits = set(before) < set(now) and not (tunes and tuning_seed(before) != tuning_seed(now))
         elif _LIMIT.fullmatch(key):
             fits = now is None or (ABSENT not in (before, now) and before is not None and before < now)

@@ -178,8 +178,8 @@ def _documents_of(measured: Measured, task: str, stored: Comparison | None = Non
     if task in measured.asked:
         documents = measured.asked[task].documents
         return documents if stored is None else max(2, round(documents * stored.units / stored.n))
-    if task == HELD_OUT and recipe.data.held_out is not None:
-        return recipe.data.held_out
+    if task == HELD_OUT and measured.setup.held_out is not None:
+        return recipe.data.held_out or len(measured.setup.held_out_documents.hashes)
     assert isinstance(recipe, Recipe)
     assert recipe.retention is not None
     return recipe.retention.documents

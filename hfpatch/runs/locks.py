@@ -38,8 +38,6 @@ UNREADABLE_S = 10.0
 FOLDER = ".locks"
 SHARED = "folder"
 """The name of the lock on the files that all runs of a folder share; it is held briefly."""
-WHOLE = "run"
-"""The name of the lock on a folder that is itself one run."""
 WORK = "{}.work"
 """The name of the lock on the work on a run, by the name of the lock on the run."""
 _POLL_S = 0.05

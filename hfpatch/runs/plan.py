@@ -17,12 +17,12 @@ from typing import Literal, TypeAlias
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import points_of
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.tuning import Edge, Values, point_name
-from hfpatch.runs.folder import AnyRecipe, RunPaths
-from hfpatch.runs.locks import WHOLE, WORK
+from hfpatch.runs.folder import RunPaths
+from hfpatch.runs.locks import WORK
 
-Action: TypeAlias = Literal["tune", "train", "evaluate", "retain", "rewind", "check_baseline", "look", "pretrain"]
+Action: TypeAlias = Literal["tune", "train", "evaluate", "retain", "rewind", "check_baseline", "look"]
 MEASURING = ("evaluate", "retain", "rewind")
 """The actions that measure a saved patch, or the bare base."""
 
@@ -33,7 +33,7 @@ class PlannedRun:
 
     Attributes:
         name: how progress and messages call it.
-        variant: the method or the variant; the recipe's name where it has neither.
+        variant: the method or the variant.
         point: the values of a trial of tuning; empty where it is none.
         seed: the seed.
         folder: where it writes.
@@ -61,7 +61,7 @@ class Unit:
         action: ``tune`` tries a method at the values of one trial, which an extension of the rates may turn out not to
             need; ``train`` or ``evaluate`` a method, ``retain`` to measure it on the texts of ``retention``, ``rewind``
             to measure its patch at ``scale``, ``check_baseline`` to compare the baseline's scores with its known ones,
-            ``look`` to test with so many ``seeds`` which primary pairs are decided, ``pretrain`` a model from scratch.
+            ``look`` to test with so many ``seeds`` which primary pairs are decided.
         run: the run, with its name, its folder and its lock.
         marker: the file that is written last, so that it marks the unit as complete; None for a check or a look, which
             are repeated in every session.
@@ -117,7 +117,7 @@ class Plan:
         tuning: the trials of all methods, in the order in which they are decided on.
     """
 
-    recipe: AnyRecipe
+    recipe: Recipe | StudyRecipe
     out: Path
     runs: tuple[PlannedRun, ...]
     units: tuple[Unit, ...]
@@ -184,19 +184,11 @@ def _measurements(recipe: Recipe | StudyRecipe, run: PlannedRun, *needs: Unit) -
     return units
 
 
-def plan_pretraining(recipe: PretrainRecipe, out: Path) -> Plan:
-    """Plan the training of one model."""
-    (run,) = runs = planned_runs(recipe, out)
-    return Plan(recipe, out, runs, (Unit("pretrain", run, run.paths.result),))
-
-
-def planned_runs(recipe: AnyRecipe, out: Path) -> tuple[PlannedRun, ...]:
+def planned_runs(recipe: Recipe | StudyRecipe, out: Path) -> tuple[PlannedRun, ...]:
     """Return every run of a recipe, seed by seed, so that an unfinished comparison has paired runs.
 
     The baseline of a comparison comes first and once: nothing in it depends on a seed. That of a study is trained.
     """
-    if isinstance(recipe, PretrainRecipe):
-        return (PlannedRun(recipe.name, recipe.name, {}, recipe.seed, out, WHOLE),)
     chosen = [(name, seed) for seed in recipe.training.all_seeds for name in recipe.trained]
     if isinstance(recipe, Recipe):
         chosen.insert(0, (recipe.baseline, 0))

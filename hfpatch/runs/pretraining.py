@@ -1,22 +1,18 @@
-"""`pretrain`: a pretraining recipe in, a Hugging Face model folder out; and the inputs of a study of several."""
+"""The inputs of a study of models from scratch, and the training of one of them."""
 
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Any
+from functools import cached_property
 
 import torch
 from accelerate import PartialState
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.data.load import Splits, load_splits
-from hfpatch.data.plan import draw_plans
 from hfpatch.errors import HfpatchError
 from hfpatch.models import non_embedding_parameters, register_scratch
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
@@ -26,16 +22,13 @@ from hfpatch.recipes.tuning import point_name
 from hfpatch.results.parts import TrainResult
 from hfpatch.runs.corpus import recipe_tokenizer
 from hfpatch.runs.identity import identify_data, identify_training
-from hfpatch.runs.plan import PlannedRun, plan_pretraining
+from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.records import Identity, PretrainingResult
-from hfpatch.runs.session import check_start, open_runs
-from hfpatch.runs.setup import Inputs, Setup, draw_all_plans
+from hfpatch.runs.records import Identity
+from hfpatch.runs.setup import Setup, draw_all_plans
 from hfpatch.runs.tuning import Tuning
-from hfpatch.support.files import check_data_dir, hash_values, read_json
+from hfpatch.support.files import check_data_dir, hash_values
 from hfpatch.support.folders import cache_folder
-from hfpatch.support.paths import takes_text
-from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.bases import require_causal
 from hfpatch.training.architecture import build_model
 from hfpatch.training.pretrain import check_settings
@@ -44,10 +37,8 @@ from hfpatch.training.processes import start_processes
 from hfpatch.training.run import check_blocks, check_context
 
 
-def load_text(
-    recipe: PretrainRecipe | StudyRecipe, progress: Progress, *, tuning: int = 0
-) -> tuple[PreTrainedTokenizerBase, Splits]:
-    """Return a recipe's tokenizer and its text in blocks, ``tuning`` groups of it for trials."""
+def load_text(recipe: StudyRecipe, progress: Progress) -> tuple[PreTrainedTokenizerBase, Splits]:
+    """Return a recipe's tokenizer and its text in blocks."""
     check_data_dir(recipe.data_dir)
     progress.preparing(f"reading and tokenising {recipe.data.named}")
     with start_processes().local_main_process_first():  # the others read its cache
@@ -57,8 +48,8 @@ def load_text(
             tokenizer,
             data_dir=recipe.data_dir,
             cache_dir=cache_folder("tokens"),
-            tuning=tuning,
-            evaluation=recipe.evaluation_data if isinstance(recipe, PretrainRecipe) else None,
+            tuning=recipe.tuning.held_out if recipe.tuning is not None else 0,
+            evaluation=recipe.evaluation_data,
             by_text=recipe.tokenizer.train_vocab_size is not None,
         )
     return tokenizer, splits
@@ -78,7 +69,7 @@ def try_model(recipe: PretrainRecipe, tokenizer: PreTrainedTokenizerBase, splits
 
 
 def train_model(
-    setup: Inputs, recipe: PretrainRecipe, run: PlannedRun, identity: Identity, progress: Progress
+    setup: StudySetup, recipe: PretrainRecipe, run: PlannedRun, identity: Identity, progress: Progress
 ) -> tuple[PreTrainedModel, TrainResult]:
     """Train the model of a run's recipe, from its newest checkpoint where there is one; a trial's is not saved."""
     progress.started(run.name, recipe.training.steps)
@@ -131,8 +122,7 @@ def set_up_study(recipe: StudyRecipe, tuning: Tuning, progress: Progress) -> Stu
     Raises:
         HfpatchError: if the text cannot be loaded, or a variant cannot be built or trained.
     """
-    trials = recipe.tuning
-    tokenizer, splits = load_text(recipe, progress, tuning=trials.held_out if trials is not None else 0)
+    tokenizer, splits = load_text(recipe, progress)
     recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(splits.train))})
     sizes: dict[str, tuple[int, int]] = {}
     for name in recipe.variants:
@@ -154,84 +144,3 @@ def set_up_study(recipe: StudyRecipe, tuning: Tuning, progress: Progress) -> Stu
         tokenizer=tokenizer,
         sizes=sizes,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSetup(Inputs):
-    """The inputs of the training of one model, whose identity is all that is shared.
-
-    Attributes:
-        size: its parameter counts: all, and those outside of embeddings and a head.
-    """
-
-    recipe: PretrainRecipe
-    size: tuple[int, int]
-
-
-def set_up_model(recipe: PretrainRecipe, progress: Progress) -> ModelSetup:
-    """Load the text and try the model on the meta device, so that a mistake shows before the training.
-
-    Raises:
-        HfpatchError: as `set_up_study`.
-    """
-    tokenizer, splits = load_text(recipe, progress)
-    recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(splits.train))})
-    plans, architecture = draw_plans(recipe.training, splits.train, [recipe.seed]), hash_values(recipe.architecture)
-    shared, plan = identify_data(tokenizer, splits), plans[recipe.seed]
-    return ModelSetup(
-        recipe=recipe,
-        tokenizer=tokenizer,
-        blocks=splits.train,
-        held_out=splits.held_out,
-        plans=plans,
-        shared=identify_training(shared, recipe.training, plan, architecture=architecture),
-        size=try_model(recipe, tokenizer, splits),
-    )
-
-
-@takes_text
-def pretrain(
-    recipe: PretrainRecipe, out: Path, *, resume: bool = False, progress: Progress | None = None
-) -> dict[str, Any]:
-    """Train a model from scratch as the recipe says and write it with its tokenizer to ``out/model``.
-
-    Beside it are recipe.yaml, metrics.jsonl, diagnostics.jsonl where asked for and, written last, result.json. A run
-    that diverges ends there; it has no ``out/model``, and its result has the step.
-
-    Args:
-        recipe: what to train on what.
-        out: the run folder.
-        resume: continue the run in ``out``.
-        progress: called at every step; None shows nothing.
-
-    Returns:
-        The content of ``out/result.json``.
-
-    Raises:
-        HfpatchError: if ``out`` cannot take this run, or something that the recipe names cannot be loaded or used.
-    """
-    plan, progress = plan_pretraining(recipe, out), progress or Progress()
-    (unit,) = plan.units
-    run, load = unit.run, partial(set_up_model, recipe, progress)
-    check_start(plan, resume=resume)
-    state = start_processes()
-    if not unit.is_complete():
-        with open_runs(plan, load, resume=resume) as setup:
-            clock = Clock()
-            _, outcome = train_model(setup, setup.recipe, run, setup.shared, progress)
-            result = PretrainingResult(
-                identity=setup.shared,
-                provenance=provenance(clock),
-                data=setup.blocks.to_json(),
-                plan={"sha256": setup.plans[run.seed].sha256},
-                parameters={"total": setup.size[0], "non_embedding": setup.size[1]},
-                train=outcome,
-            )
-            if state.is_main_process:
-                result.write(run.paths.result)
-            state.wait_for_everyone()
-            progress.finished(run.name, result.summary)
-    if state.is_main_process and not recipe.training.keep_finished:  # including those of a killed process
-        shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
-    written: dict[str, Any] = read_json(run.paths.result)
-    return written

@@ -183,25 +183,6 @@ class Measurement(Rewound, Record):
     evaluation: dict[str, TaskResult] = Field(default_factory=dict)  # type: ignore[assignment]  # as in `RunResult`
 
 
-class PretrainingResult(Record):
-    """``result.json`` of a single model from scratch."""
-
-    provenance: Values
-    data: Values
-    plan: Values
-    parameters: Values
-    train: TrainResult
-
-    @property
-    def summary(self) -> str:
-        """Its losses in one line, or that it diverged."""
-        train = self.train
-        if train.diverged_step is not None:
-            return f"diverged at step {train.diverged_step}"
-        measured = train.final_eval_loss
-        return f"loss {train.final_loss:.4f}" + ("" if measured is None else f", on held-out text {measured:.4f}")
-
-
 class Times(Part):
     """When a run first started, ISO 8601, and how long all its sessions have taken."""
 

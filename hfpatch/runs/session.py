@@ -10,11 +10,11 @@ from hfpatch.runs.folder import Changes, adds_documents, changes, check_folder, 
 from hfpatch.runs.identity import check_measured, check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import RENEW_S, SHARED, STALE_S, hold
 from hfpatch.runs.plan import Plan
-from hfpatch.runs.setup import ComparisonSetup, Inputs
+from hfpatch.runs.setup import ComparisonSetup, Setup
 from hfpatch.support.cpu import pinned_library
 from hfpatch.training.processes import start_processes
 
-Loaded = TypeVar("Loaded", bound=Inputs)
+Loaded = TypeVar("Loaded", bound=Setup)
 
 
 def check_start(plan: Plan, *, resume: bool) -> None:
@@ -61,13 +61,12 @@ def open_runs(
         stack.enter_context(pinned_library(stored_library(out)))
         setup = load()
         if state.is_main_process:
-            plans = {} if plan.runs[0].folder == out else setup.plans  # the identity of a single run names its plan
             evaluates = any(unit.action == "evaluate" for unit in plan.units)
             has_scores = evaluates and any(run.paths.result.is_file() for run in plan.runs)
             scores = setup.identify_scores() if has_scores and isinstance(setup, ComparisonSetup) else {}
             with hold(out, [SHARED], wait_s=STALE_S + RENEW_S):
                 check_folder(out, recipe, resume=resume, part=plan.part)  # another process may have written it
-                check_shared(out, setup.shared, plans)
+                check_shared(out, setup.shared, setup.plans)
                 added = changes(out, recipe)[0] if (out / "recipe.yaml").is_file() else {}
                 methods = set[str]()
                 for run in plan.runs:
@@ -83,8 +82,8 @@ def open_runs(
                         check_measured(unit.marker, setup.identify_retention(unit.run))
                 if added:
                     declare(setup, added)  # before recipe.yaml says so: a kill in between would hide the addition
-                    reopen(out, recipe, plans, added)
-                write_shared(out, recipe.to_yaml(), setup.shared, plans, setup.matmul)
+                    reopen(out, recipe, setup.plans, added)
+                write_shared(out, recipe.to_yaml(), setup.shared, setup.plans, setup.matmul)
                 if not added:
                     declare(setup, added)
         stack.enter_context(pinned_library(setup.matmul))

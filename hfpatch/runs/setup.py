@@ -26,7 +26,6 @@ from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import Asked
 from hfpatch.recipes.training import LoopSettings, with_steps
 from hfpatch.recipes.tuning import point_name, trial_changes
-from hfpatch.runs.folder import AnyRecipe
 from hfpatch.runs.identity import identify_base, identify_data, identify_training
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.progress import Progress
@@ -50,8 +49,8 @@ _METHOD_WITHOUT = {"base_model_name_or_path", "revision", "inference_mode", "pef
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """What all runs of a command share, checked before any of them.
+class Setup(ABC):
+    """What all runs of a comparison, or of a study, share, checked before any of them.
 
     Attributes:
         recipe: the recipe.
@@ -62,39 +61,6 @@ class Inputs:
         shared: the hashes of base, tokenizer and text.
         matmul: the library for matrix products of all runs; None where the base is not on the CPU, and in pretraining,
             where each run chooses its own and keeps it in its checkpoints.
-    """
-
-    recipe: AnyRecipe
-    tokenizer: PreTrainedTokenizerBase
-    blocks: TokenBlocks
-    held_out: TokenBlocks | None
-    plans: dict[int, BatchPlan]
-    shared: Identity
-    matmul: MatmulLibrary | None = None
-
-    def identify(self, run: PlannedRun) -> Identity:
-        """Return the identity of one run: by default what is shared, as of a single run."""
-        return self.shared
-
-    def training(self, run: PlannedRun, settings: LoopSettings, identity: Identity, progress: Progress) -> Run:
-        """Return the training of one run; a trial's does not measure the held-out text."""
-        return Run(
-            settings,
-            self.blocks,
-            self.plans[run.seed],
-            run.seed,
-            run.folder,
-            origin=identity.to_json(),
-            held_out=None if run.point else self.held_out,
-            on_step=partial(progress.stepped, run.name),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup(Inputs, ABC):
-    """What all runs of a comparison, or of a study, share.
-
-    Attributes:
         tuning: the trials; none where the recipe does not tune.
         tuning_text: the text that the loss of the trials is measured on.
         cautions: which documents of the training text are in the tasks, too.
@@ -103,6 +69,12 @@ class Setup(Inputs, ABC):
     """
 
     recipe: Recipe | StudyRecipe
+    tokenizer: PreTrainedTokenizerBase
+    blocks: TokenBlocks
+    held_out: TokenBlocks | None
+    plans: dict[int, BatchPlan]
+    shared: Identity
+    matmul: MatmulLibrary | None = None
     tuning: Tuning = field(default_factory=Tuning)
     tuning_text: TokenBlocks | None = None
     cautions: tuple[str, ...] = ()
@@ -116,6 +88,23 @@ class Setup(Inputs, ABC):
     @abstractmethod
     def saved(self, run: PlannedRun) -> AbstractContextManager[PreTrainedModel]:
         """Yield the model that a run has trained, or the bare base."""
+
+    @abstractmethod
+    def identify(self, run: PlannedRun) -> Identity:
+        """Return the identity of one run."""
+
+    def training(self, run: PlannedRun, settings: LoopSettings, identity: Identity, progress: Progress) -> Run:
+        """Return the training of one run; a trial's does not measure the held-out text."""
+        return Run(
+            settings,
+            self.blocks,
+            self.plans[run.seed],
+            run.seed,
+            run.folder,
+            origin=identity.to_json(),
+            held_out=None if run.point else self.held_out,
+            on_step=partial(progress.stepped, run.name),
+        )
 
     @cached_property
     def held_out_documents(self) -> Documents:

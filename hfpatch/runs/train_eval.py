@@ -84,7 +84,6 @@ class TrainEvalSession:
         if isinstance(recipe, StudyRecipe):
             self.setup = set_up_study(recipe, Tuning(rounds, part), self.progress)
         else:
-            assert isinstance(recipe, Recipe)
             base = self.plan.runs[0].paths.tuning_losses
             self.setup = set_up(recipe, Tuning(rounds, part and recipe.tuned_at(part), base), self.progress)
         self.plan = replace(self.plan, recipe=self.setup.recipe)

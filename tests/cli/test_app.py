@@ -43,7 +43,7 @@ def recipe(tmp_path):
 def test_a_data_dir_is_the_recipe_s(command, recipe, tmp_path, monkeypatch):
     """As data_dir=DIR would be, also where the folder's name needs quotes in YAML."""
     data_dirs = []
-    name = "load_recipe" if command[0] in ("compare", "train") else "load_pretrain_or_study"
+    name = "load_recipe" if command[0] in ("compare", "train") else "load_pretraining"
     module = "hfpatch.recipes.comparison" if name == "load_recipe" else "hfpatch.recipes.pretraining"
     load = getattr(importlib.import_module(module), name)
 
@@ -408,8 +408,8 @@ def test_pretrain_writes_a_model_and_refuses_a_wrong_architecture(capsys, tmp_pa
     )
     out = tmp_path / "out"
     assert main(["pretrain", str(path), "--out", str(out)]) == 0
-    assert f"model: {out / 'model'}" in capsys.readouterr().out
-    assert (out / "model" / "model.safetensors").is_file()
+    assert f"report: {out / 'report.html'}" in capsys.readouterr().out
+    assert (out / "runs" / "tiny" / "seed-0" / "model" / "model.safetensors").is_file()
     wrong = ["architecture.hiden_size=8", "--out", tmp_path / "other"]
     assert "did you mean 'hidden_size'" in refused(capsys, "pretrain", path, *wrong)
 

@@ -12,7 +12,7 @@ from hfpatch.__main__ import main
 from hfpatch.evaluation.tasks import hub_dataset
 from hfpatch.promises import run
 from hfpatch.recipes.comparison import load_recipe
-from hfpatch.recipes.pretraining import load_pretrain_or_study
+from hfpatch.recipes.pretraining import load_pretraining
 from hfpatch.recipes.strict import write_yaml
 from hfpatch.runs.engines.processes import WorkerProcess
 from hfpatch.surgery.methods import validate_methods
@@ -150,12 +150,12 @@ def test_in_python_a_file_needs_consent_and_what_the_caller_built_does_not(here)
 
 def test_pretraining_recipes_name_kernels_alone(here):
     (here / "theirs.yaml").write_text(write_yaml(PRETRAINING))
-    assert load_pretrain_or_study("theirs.yaml").name == "theirs"
+    assert load_pretraining("theirs.yaml").name == "theirs"
     kernel = {"architecture": {**PRETRAINING["architecture"], "attn_implementation": "someone/kernel"}}
     (here / "theirs.yaml").write_text(write_yaml({**PRETRAINING, **kernel}))
     for command in ("pretrain", "tokenize"):
         assert main([command, "theirs.yaml"]) == 2
-    assert load_pretrain_or_study("theirs.yaml", trust_code=True).name == "theirs"
+    assert load_pretraining("theirs.yaml", trust_code=True).name == "theirs"
 
 
 def test_a_task_of_include_path_runs_code_without_naming_any(here):

@@ -251,7 +251,7 @@ def test_text_that_looks_like_something_else_stays_text_and_numbers_are_read_as_
 def test_reading_a_recipe_imports_no_framework():
     code = (
         "import sys; from hfpatch.recipes.comparison import load_recipe; load_recipe('quickstart');"
-        "from hfpatch.recipes.pretraining import load_pretrain_or_study as load; load('queries-books');"
+        "from hfpatch.recipes.pretraining import load_pretraining as load; load('queries-books');"
         "print({'torch', 'transformers', 'peft', 'lm_eval', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -80,7 +80,7 @@ def test_a_recipe_that_asks_for_the_impossible_is_one_line_and_leaves_nothing(ch
     shown = capsys.readouterr().err.strip()
     assert re.search(message, shown), shown
     assert len(shown.splitlines()) == 1
-    assert not out.exists()
+    assert not (out / "recipe.yaml").exists()
 
 
 def test_an_odd_width_is_fine_where_no_half_is_asked_for():

@@ -3,7 +3,7 @@
 import pytest
 from recipes.conftest import refused
 
-from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
+from hfpatch.recipes.pretraining import load_pretraining
 
 PRETRAIN = """\
 name: tiny
@@ -14,10 +14,11 @@ data: {source: tinyworld/base}
 
 
 def test_a_pretraining_recipe_is_read_and_written_back(write, tmp_path):
-    recipe = load_pretrain_or_study(write(PRETRAIN), ["training.steps=700", "architecture.hidden_size=32"])
+    recipe = load_pretraining(write(PRETRAIN), ["training.steps=700", "architecture.hidden_size=32"])
     assert recipe.training.steps == 700
     assert recipe.architecture["hidden_size"] == 32
-    assert load_pretrain_or_study(write(recipe.to_yaml(), "again.yaml")) == recipe
+    assert (list(recipe.variants), recipe.baseline, recipe.asked()) == (["tiny"], "tiny", [])
+    assert load_pretraining(write(recipe.to_yaml(), "again.yaml")) == recipe
 
 
 STUDY = """\
@@ -39,18 +40,16 @@ variants:
 """
 
 
-def test_a_study_is_told_from_one_model_by_its_variants_and_written_back(write):
-    assert load_pretrain_or_study(write(STUDY), ["training.seeds=3"]).training.seeds == (0, 1, 2)
-    study = load_pretrain_or_study(write(STUDY), ["training.seeds={looks: [2, 4]}"])
-    assert isinstance(study, StudyRecipe)
+def test_a_study_is_read_and_written_back(write):
+    assert load_pretraining(write(STUDY), ["training.seeds=3"]).training.seeds == (0, 1, 2)
+    study = load_pretraining(write(STUDY), ["training.seeds={looks: [2, 4]}"])
     assert (study.training.all_seeds, study.training.first_seeds) == ((0, 1, 2, 3), (0, 1))
-    assert load_pretrain_or_study(write(study.to_yaml(), "again.yaml")) == study
-    assert isinstance(load_pretrain_or_study(write(PRETRAIN)), PretrainRecipe)
+    assert load_pretraining(write(study.to_yaml(), "again.yaml")) == study
 
 
 def test_an_override_changes_adds_or_takes_out_a_variant(write):
     changes = "variants.wide.training.lr=0.5", "variants.new={}", "variants.nonlinear=null"
-    variants = load_pretrain_or_study(write(STUDY), changes).variants
+    variants = load_pretraining(write(STUDY), changes).variants
     assert list(variants) == ["linear", "wide", "new"]
     assert variants["wide"].training["lr"] == 0.5
     for override, message in (
@@ -60,23 +59,23 @@ def test_an_override_changes_adds_or_takes_out_a_variant(write):
             "there is no 'wid' in variants (did you mean 'wide'?); to add it, write variants",
         ),
     ):
-        assert message in refused(write(STUDY), override, load=load_pretrain_or_study)
+        assert message in refused(write(STUDY), override, load=load_pretraining)
 
 
 def test_a_rate_that_tuning_replaces_is_refused(write):
-    assert load_pretrain_or_study(write(STUDY), ["training.lr=0.5"]).training.lr == 0.5  # of wide
+    assert load_pretraining(write(STUDY), ["training.lr=0.5"]).training.lr == 0.5  # of wide
     tuned = write(STUDY.replace(", tuning: null", ""))
-    assert "tunes the rate, so it has no effect" in refused(tuned, "training.lr=0.5", load=load_pretrain_or_study)
+    assert "tunes the rate, so it has no effect" in refused(tuned, "training.lr=0.5", load=load_pretraining)
 
 
 def test_a_recipe_of_another_command_is_refused_with_its_name(write):
     for text in (STUDY, PRETRAIN):
         assert "use hfpatch pretrain" in refused(write(text))
-    assert "use hfpatch compare" in refused("quickstart", load=load_pretrain_or_study)
+    assert "use hfpatch compare" in refused("quickstart", load=load_pretraining)
 
 
 def test_the_runs_of_a_study(write):
-    study = load_pretrain_or_study(write(STUDY))
+    study = load_pretraining(write(STUDY))
     assert study.tuning_of("linear") == study.tuning
     assert study.tuning_of("wide") is None
     linear, nonlinear, wide = (study.single(name, {}, 7) for name in study.variants)
@@ -91,12 +90,12 @@ def test_the_runs_of_a_study(write):
 
 
 def test_a_study_asks_by_default_for_a_gain_of_each_variant_over_the_baseline(write):
-    (asked,) = load_pretrain_or_study(write(STUDY)).asked()
+    (asked,) = load_pretraining(write(STUDY)).asked()
     assert (asked.pairs, asked.on) == ([("nonlinear", "linear"), ("wide", "linear")], ["held_out_text"])
-    chosen = load_pretrain_or_study(write(STUDY), ["questions.gain.pairs=[[nonlinear, wide]]", "margin={}"])
+    chosen = load_pretraining(write(STUDY), ["questions.gain.pairs=[[nonlinear, wide]]", "margin={}"])
     assert chosen.asked()[0].pairs == [("nonlinear", "wide")]
     assert chosen.margins["nats_per_token"] == 0.02
-    assert load_pretrain_or_study(write(STUDY), ["questions.gain=null"]).asked() == []
+    assert load_pretraining(write(STUDY), ["questions.gain=null"]).asked() == []
 
 
 @pytest.mark.parametrize("where", ["tuning", "variant"])
@@ -106,7 +105,7 @@ def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
         text = text.replace("training.weight_decay: [0.1, 0.2]", "training.schedule: [cosine, wsd]")
     else:
         text = text.replace("min_lr_ratio: 0.01", "schedule: wsd")
-    study = load_pretrain_or_study(write(text))
+    study = load_pretraining(write(text))
     values = {"schedule": "wsd"} if where == "tuning" else {}
     assert study.single("nonlinear", values, 0).training.decay_steps == 5
     assert study.single("linear", {}, 0).training.decay_steps is None
@@ -119,7 +118,8 @@ def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
         (PRETRAIN, "{train_vocab_size: 300}", "{train_vocab_size: 300, path: x}", ["tokenizer", "not both"]),
         (PRETRAIN, "train_vocab_size", "vocab_size", ["tokenizer.vocab_size", "did you mean 'train_vocab_size'"]),
         (PRETRAIN, "name: tiny", "name: tiny\ntraining: {steps: 10}", ["warmup_steps", "below training.steps"]),
-        (PRETRAIN, "name: tiny", "name: tiny\nseed: -1", ["seed", "-1"]),
+        (PRETRAIN, "name: tiny", "name: tiny\nbaseline: other", ["baseline is 'other', which is not among variants"]),
+        (PRETRAIN, "name: tiny", "name: tiny\nvariants: {}", ["baseline is ''"]),
         (PRETRAIN, "architecture: ", "architecure: ", ["did you mean 'architecture'"]),
         (PRETRAIN, "name: tiny", "name: tiny\ntraining: {diagnose_every: 5}", ["diagnose_every", "data.held_out"]),
         (PRETRAIN, "base}", "base, seed: 1}", ["data.seed is for held-out"]),
@@ -155,5 +155,5 @@ def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
 )
 def test_a_mistake_is_named(write, text, old, new, parts):
     assert old in text
-    message = refused(write(text.replace(old, new)), load=load_pretrain_or_study)
+    message = refused(write(text.replace(old, new)), load=load_pretraining)
     assert all(part in message for part in parts), message

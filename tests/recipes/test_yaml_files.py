@@ -10,7 +10,7 @@ import yaml
 
 from hfpatch.evaluation.tasks import LocalData, load_tasks
 from hfpatch.recipes.comparison import Recipe, load_recipe
-from hfpatch.recipes.pretraining import load_pretrain_or_study
+from hfpatch.recipes.pretraining import load_pretraining
 from hfpatch.recipes.strict import read_yaml, validate
 from hfpatch.support.folders import eval_dir, recipes_dir
 from hfpatch.surgery.methods import validate_methods
@@ -41,7 +41,7 @@ def test_there_are_files():
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_a_recipe_is_valid_named_as_its_file_and_so_are_the_commands_in_its_header(path):
-    recipe = load_pretrain_or_study(path) if "architecture" in read_yaml(path) else load_recipe(path)
+    recipe = load_pretraining(path) if "architecture" in read_yaml(path) else load_recipe(path)
     assert recipe.name == path.stem
     # the lines of the header that are set in by three spaces
     lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
@@ -54,7 +54,7 @@ def test_a_recipe_is_valid_named_as_its_file_and_so_are_the_commands_in_its_head
     for command in commands:
         if command[0] == "hfpatch":
             assert Path(command[2]).stem == path.stem
-            load = load_recipe if command[1] in ("compare", "plan") else load_pretrain_or_study
+            load = load_recipe if command[1] in ("compare", "plan") else load_pretraining
             load(path, [word for word in command[3:] if "=" in word])
 
 

@@ -67,9 +67,6 @@ def test_a_run_without_results_yet_says_how_to_get_them(tmp_path):
     (tmp_path / "recipe.yaml").write_text("name: small\n")
     with pytest.raises(HfpatchError, match=r"no results yet .* --resume"):
         load_results(tmp_path)
-    (tmp_path / "result.json").write_text("{}")
-    with pytest.raises(HfpatchError, match=r"is one pretrained model, which has no report; its losses are in metrics"):
-        load_results(tmp_path)
 
 
 def test_a_kind_that_is_another_or_unknown_is_refused(tmp_path, run_dir):

@@ -28,14 +28,14 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import compare_again
 from hfpatch.evaluation.stats import paired_permutation
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.pretraining import PretrainRecipe
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import HELD_OUT, Asked
 from hfpatch.reporting.report import document_of
 from hfpatch.reporting.terminal import print_document
 from hfpatch.results import load_results
 from hfpatch.results.identity import COMPUTED_WITH, OF_BASE, OF_TASK
 from hfpatch.results.records import read_values
-from hfpatch.runs import Progress, compare, pretrain, train
+from hfpatch.runs import Progress, compare, train
 from hfpatch.runs.declared import questions_of
 from hfpatch.runs.folder import changes
 from hfpatch.runs.locks import FOLDER, new_holder
@@ -731,8 +731,8 @@ def test_a_full_disk_leaves_nothing_half_written_and_resumes(straight, recipe, t
     assert numbers(results) == numbers(read_json(straight / "results.json"))
 
 
-def test_pretrain_writes_a_model_that_loads(tmp_path):
-    recipe = PretrainRecipe.model_validate(
+def test_one_pretrained_model_loads_and_is_resumed(tmp_path):
+    recipe = StudyRecipe.model_validate(
         {
             "name": "tiny",
             "architecture": NEOX,
@@ -740,26 +740,24 @@ def test_pretrain_writes_a_model_that_loads(tmp_path):
             "data": {"source": "tinyworld/base", "block_size": 32, "max_documents": 60},
             "evaluation_data": {"source": "tinyworld/shifted", "block_size": 32, "max_documents": 10},
             "training": {"steps": 6, "warmup_steps": 1, "batch_size": 4, "save_every": 2},
+            "baseline": "tiny",
+            "variants": {"tiny": {}},
         }
     )
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    for _ in range(2):
-        assert pretrain(recipe, straight, resume=True)["train"]["diverged_step"] is None
-        assert not (straight / "checkpoints").exists()
-        (straight / "checkpoints" / "step-00000006").mkdir(parents=True)  # as a kill may leave it
-    base = load_base(str(straight / "model"))
-    assert len(base.tokenizer) == 300
-    outcome = read_json(straight / "result.json")
-    assert outcome["train"]["final_eval_loss"] > 0
-    assert outcome["provenance"]["versions"]
+    results = compare(recipe, straight)
+    run = straight / "runs" / "tiny" / "seed-0"
+    assert not (run / "checkpoints").exists()
+    assert len(load_base(str(run / "model")).tokenizer) == 300
+    (trained,) = results["methods"]["tiny"]["runs"].values()
+    assert trained["train"]["final_eval_loss"] > 0
+    assert results["comparisons"] == results["verdicts"] == []
     with pytest.raises(KeyboardInterrupt):
-        pretrain(recipe, stopped, progress=Stop(5))
-    assert "--resume" in refused(pretrain, recipe, stopped)
-    pretrain(recipe, stopped, resume=True)
-    ours, theirs = (load_file(out / "model" / "model.safetensors") for out in (stopped, straight))
+        compare(recipe, stopped, progress=Stop(5))
+    assert "--resume" in refused(compare, recipe, stopped)
+    compare(recipe, stopped, resume=True)
+    ours, theirs = (load_file(out / "runs/tiny/seed-0/model/model.safetensors") for out in (stopped, straight))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    other = recipe.model_copy(update={"seed": 1})
-    assert "seed is 0 there, 1 here" in refused(pretrain, other, stopped, resume=True)
 
 
 def test_a_training_waits_for_the_worker_of_a_killed_command(model_folder, tmp_path, monkeypatch):

@@ -7,8 +7,8 @@ import pytest
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
-from hfpatch.runs.plan import plan_pretraining, plan_runs
+from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.runs.plan import plan_runs
 
 OUT = Path("out")
 COMPARISON = Recipe.model_validate(
@@ -18,16 +18,12 @@ COMPARISON = Recipe.model_validate(
         "methods": {"skip": [{"type": "pre_projection"}], "baseline": [], "lora": [{"type": "lora", "r": 2}]},
     }
 )
-PRETRAINING = {
-    "name": "small",
-    "architecture": {"model_type": "gpt2"},
-    "tokenizer": {"train_vocab_size": 300},
-    "data": {"source": "tinyworld/base", "held_out": 10},
-    "training": {"steps": 3, "warmup_steps": 1},
-}
 STUDY = StudyRecipe.model_validate(
     {
-        **PRETRAINING,
+        "name": "small",
+        "architecture": {"model_type": "gpt2"},
+        "tokenizer": {"train_vocab_size": 300},
+        "data": {"source": "tinyworld/base", "held_out": 10},
         "training": {"steps": 3, "warmup_steps": 1, "seeds": [0, 1]},
         "tuning": {"learning_rates": [0.1, 0.2], "extend": 1, "held_out": 3},
         "baseline": "plain",
@@ -89,12 +85,3 @@ def test_a_study_tunes_each_variant_at_its_own_values_and_trains_all_seed_by_see
     assert listed(plan) == [pair for pair in expected if variant is None or pair[1].startswith(variant)]
     tuned = tuple(unit for unit in plan.units if unit.action == "tune")
     assert all(unit.needs == tuned for unit in plan.units if unit.action == "train")
-
-
-def test_one_model_is_a_run_in_the_folder_itself(tmp_path):
-    plan = plan_pretraining(PretrainRecipe.model_validate(PRETRAINING), tmp_path)
-    (unit,) = plan.units
-    assert (unit.action, unit.run.name, unit.run.folder) == ("pretrain", "small", tmp_path)
-    assert not unit.is_complete()
-    unit.marker.write_text("{}")
-    assert unit.is_complete()

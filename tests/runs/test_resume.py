@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from hfpatch.data.plan import draw_plan, write_plans
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
-from hfpatch.runs import compare, pretrain, train
+from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.runs import compare, train
 from hfpatch.runs.identity import identify_base
 from hfpatch.support.files import read_json
 from hfpatch.surgery.bases import Base
@@ -56,27 +56,16 @@ def recipe(folder: Path, *, rank: int = 2) -> Recipe:
     return small_recipe(folder / "base", data=data, training=TRAINING, methods=methods)
 
 
-def pretraining(kind, folder: Path, **more):
-    data = {"source": str(folder / "text.txt"), "block_size": 32, "held_out": 5}
-    tokenizer = {"path": str(folder / "base")}
-    return kind.model_validate(
-        {"name": "small", "architecture": GPT2, "tokenizer": tokenizer, "data": data, "training": TRAINING, **more}
-    )
-
-
 def run_study(folder, **options):
-    recipe = pretraining(StudyRecipe, folder, baseline="one", variants={"one": {}, "two": {}})
-    return compare(recipe, folder / "out", **options)
-
-
-def run_single(folder, **options):
-    return pretrain(pretraining(PretrainRecipe, folder), folder / "out", **options)
+    data = {"source": str(folder / "text.txt"), "block_size": 32, "held_out": 5}
+    study = {"name": "small", "architecture": GPT2, "tokenizer": {"path": str(folder / "base")}, "data": data}
+    study |= {"training": TRAINING, "baseline": "one", "variants": {"one": {}, "two": {}}}
+    return compare(StudyRecipe.model_validate(study), folder / "out", **options)
 
 
 RUN = {
     "compare": (lambda folder, **options: compare(recipe(folder), folder / "out", **options), 5),
     "study": (run_study, 5),
-    "pretrain": (run_single, 2),
 }
 
 
@@ -90,12 +79,11 @@ def change_the_text(folder):
     path.write_text("\n\n".join(reversed(path.read_text().split("\n\n"))))
 
 
-@pytest.mark.parametrize("folder", ["study", "pretrain"], indirect=True)  # tests/runs/test_identity.py compares
-def test_no_pretraining_goes_on_with_another_text(folder, request):
+@pytest.mark.parametrize("folder", ["study"], indirect=True)  # tests/runs/test_identity.py compares
+def test_no_pretraining_goes_on_with_another_text(folder):
     change_the_text(folder)
     before = on_disk(folder / "out")
-    run = RUN[request.node.callspec.params["folder"]][0]
-    message = refused(run, folder, resume=True, progress=Nothing())
+    message = refused(run_study, folder, resume=True, progress=Nothing())
     assert "identity.json: does not match the current training text (sha256 " in message
     assert "another --out" in message
     assert on_disk(folder / "out") == before

@@ -15,8 +15,8 @@ from hfpatch.data.corpora import Corpus
 from hfpatch.data.load import load_blocks
 from hfpatch.data.rows import Document
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.pretraining import PretrainRecipe, load_pretrain_or_study
-from hfpatch.runs import pretrain, tokenize
+from hfpatch.recipes.pretraining import StudyRecipe, load_pretraining
+from hfpatch.runs import compare, tokenize
 from hfpatch.runs.corpus import recipe_tokenizer
 from hfpatch.support.files import read_json
 from hfpatch.surgery.bases import load_base
@@ -28,12 +28,14 @@ VALUES = {
     "tokenizer": {"train_vocab_size": 300},
     "data": {"source": "tinyworld/base", "block_size": 32, "max_documents": 60, "layout": "stream", "held_out": 10},
     "training": {"steps": 3, "warmup_steps": 1, "batch_size": 4},
+    "baseline": "tiny",
+    "variants": {"tiny": {}},
 }  # fmt: skip
 
 
 def recipe(tokenizer=None, architecture=None, **data):
     chosen = {**VALUES, "data": {**VALUES["data"], **data}, "tokenizer": tokenizer or VALUES["tokenizer"]}
-    return PretrainRecipe.model_validate({**chosen, "architecture": {**VALUES["architecture"], **(architecture or {})}})
+    return StudyRecipe.model_validate({**chosen, "architecture": {**VALUES["architecture"], **(architecture or {})}})
 
 
 def from_file(made, **data):
@@ -79,14 +81,16 @@ def test_a_trained_tokenizer_is_kept_for_one_configuration_and_split_of_a_hub_co
 def test_training_on_a_token_file_is_training_on_its_text(tmp_path):
     made = tokenize(recipe(), tmp_path / "tiny.bin")
     assert (made.tokenizer, made.info.documents) == (tmp_path / "tiny-tokenizer", 60)
-    pretrain(recipe(), tmp_path / "straight")
-    pretrain(from_file(made), tmp_path / "again")
-    ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("again", "straight"))
+    compare(recipe(), tmp_path / "straight")
+    compare(from_file(made), tmp_path / "again")
+    runs = [tmp_path / name / "runs" / "tiny" / "seed-0" for name in ("straight", "again")]
+    ours, theirs = (load_file(run / "model" / "model.safetensors") for run in runs)
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    results = [read_json(tmp_path / name / "result.json") for name in ("straight", "again")]
+    results = [read_json(tmp_path / name / "results.json") for name in ("straight", "again")]
     assert results[0]["data"] == results[1]["data"]
-    assert results[0]["train"]["final_eval_loss"] == results[1]["train"]["final_eval_loss"] > 0
-    text = load_base(str(tmp_path / "again" / "model")).tokenizer.decode(np.fromfile(made.file, dtype="<u2"))
+    losses = [read_json(run / "training.json")["final_eval_loss"] for run in runs]
+    assert losses[0] == losses[1] > 0
+    text = load_base(str(runs[1] / "model")).tokenizer.decode(np.fromfile(made.file, dtype="<u2"))
     assert text == "".join(document + "<|endoftext|>" for document in documents("base", count=60))
 
 
@@ -94,8 +98,8 @@ def test_a_recipe_whose_tokenizer_is_tinyworlds_runs_offline(tmp_path, capsys):
     small = ["architecture.n_layer=1", "architecture.n_embd=8", "architecture.n_head=1", "data.max_documents=40"]
     short = ["training.steps=1", "training.warmup_steps=0", "training.batch_size=2"]
     assert main(["pretrain", "tinyworld-gpt2", *small, *short, "--out", str(tmp_path / "out")]) == 0
-    assert read_json(tmp_path / "out" / "result.json")["data"]["layout"] == "stream"
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "out" / "model")) == 512
+    assert read_json(tmp_path / "out" / "results.json")["data"]["layout"] == "stream"
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "out/runs/tinyworld-gpt2/seed-0/model")) == 512
     capsys.readouterr()
 
 
@@ -112,7 +116,7 @@ def test_the_command_writes_a_file_and_says_how_to_use_it(tmp_path, capsys, monk
     assert main(["tokenize", "tinyworld-gpt2", *chosen]) == 0
     overrides = capsys.readouterr().out.splitlines()[-1].removeprefix("to train on them: ").split()
     assert overrides[-1] == "tokenizer.path=tinyworld-gpt2-tokenizer"
-    assert load_pretrain_or_study("tinyworld-gpt2", [*chosen, *overrides]).data.source == "tinyworld-gpt2.bin"
+    assert load_pretraining("tinyworld-gpt2", [*chosen, *overrides]).data.source == "tinyworld-gpt2.bin"
     assert len(AutoTokenizer.from_pretrained(tmp_path / "tinyworld-gpt2-tokenizer")) == 300
     assert main(["tokenize", "tinyworld-gpt2", *chosen]) == 2
     assert "tinyworld-gpt2.bin: exists already; delete it" in capsys.readouterr().err
@@ -124,7 +128,7 @@ def test_a_file_of_another_tool_gets_its_sidecar(tmp_path):
     theirs.write_bytes(made.file.read_bytes())
     chosen = recipe({"path": str(made.tokenizer)}, source=str(theirs), max_documents=None)
     with pytest.raises(HfpatchError, match=r"description train.json is missing"):
-        pretrain(chosen, tmp_path / "out")
+        compare(chosen, tmp_path / "out")
     with pytest.raises(HfpatchError, match=r"gets only its sidecar; leave out --out"):
         tokenize(chosen, tmp_path / "other.bin")
     assert tokenize(chosen).info.sha256 == made.info.sha256
@@ -146,7 +150,7 @@ def test_nothing_is_left_where_a_mistake_is_found(tmp_path, monkeypatch):
     ]
     for wrong, message in cases:
         with pytest.raises(HfpatchError, match=message) as caught:
-            pretrain(wrong, out)
+            compare(wrong, out)
         assert "\n" not in str(caught.value)
         assert not has_files(out)
     monkeypatch.setattr("hfpatch.runs.corpus.write_token_file", lambda *_, **__: pytest.fail("written"))

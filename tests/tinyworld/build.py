@@ -24,7 +24,7 @@ from hfpatch import tinyworld
 from hfpatch.data.load import load_blocks
 from hfpatch.data.plan import draw_plan
 from hfpatch.data.tokenizer import train_tokenizer
-from hfpatch.recipes.pretraining import load_pretrain_or_study
+from hfpatch.recipes.pretraining import load_pretraining
 from hfpatch.support.files import atomic_directory, read_json, sha256_file, write_json, write_text
 from hfpatch.support.folders import recipes_dir
 from hfpatch.tinyworld.language import document, documents, draw_story
@@ -57,8 +57,8 @@ def built_files() -> dict[str, str]:
 
 def build_checkpoint(name: str) -> dict[str, Any]:
     """Pretrain a checkpoint by its recipe and put it in its place; return what the manifest says about it."""
-    recipe = load_pretrain_or_study(recipes_dir() / f"tinyworld-{name}.yaml")
-    training, seed = recipe.training, recipe.seed
+    recipe = load_pretraining(recipes_dir() / f"tinyworld-{name}.yaml")
+    training, (seed,) = recipe.training, recipe.training.all_seeds
     texts = [text for split in ("base", "shifted") for text in documents(split, count=_TOKENIZER_DOCUMENTS)]
     tokenizer = train_tokenizer(texts, VOCABULARY_SIZE)  # on both splits, so that it splits the words of neither
     tokenizer.model_max_length = recipe.data.block_size
