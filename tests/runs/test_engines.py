@@ -185,15 +185,6 @@ def test_how_a_worker_ended(ends, reason, tmp_path, monkeypatch):
     assert worker.ended() == reason
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [1, 2])
-def test_processes_that_share_a_run_say_why_they_ended(number, tmp_path):
-    job = work.Job(None, tmp_path, {}, tmp_path, 1, EngineSettings(jobs=1, processes_per_run=number), "edited")
-    worker = processes.WorkerProcess(tmp_path / "worker", (job, 0))
-    worker.wait()
-    assert "is not what this command was started with; repeat it with --resume" in worker.ended()
-
-
 def test_a_worker_whose_parent_was_killed_is_ended_and_writes_no_more(tmp_path):
     parent = SimpleNamespace(stdin=BytesIO(), ended=lambda: "exit code -9")
     worker = processes.ForkedWorker(tmp_path / "worker", (None, 0), parent)
@@ -497,20 +488,29 @@ def test_a_run_goes_on_from_its_checkpoint_whoever_ends(number, study, straight_
 
 
 class Kill(Log):
-    """Kills each worker that begins one run."""
+    """Kills a process of each worker that begins one run: its first one, its second, or what forked it, or torchrun."""
 
-    def __init__(self, run, times):
+    def __init__(self, run, times, victim="first"):
         super().__init__()
-        self.run, self.times, self.reasons = run, times, []
+        self.run, self.times, self.victim, self.reasons, self.orphans = run, times, victim, [], []
 
     def placed(self, run, action, node):
         super().placed(run, action, node)
-        if run == self.run and self.times:
-            self.times -= 1
-            os.kill(int(node.rpartition(":")[2]), signal.SIGKILL)
+        if run != self.run or not self.times:
+            return
+        self.times -= 1
+        first = killed = psutil.Process(int(node.rpartition(":")[2]))
+        if self.victim != "first":
+            self.orphans = first.parent().children()
+            others = [orphan for orphan in self.orphans if orphan != first]
+            while others and len(list(Path(first.cmdline()[-1]).glob(work.BORN))) <= len(others):
+                time.sleep(0.01)  # until all have begun
+            killed = others[0] if self.victim == "second" else first.parent()
+        killed.kill()
 
     def lost(self, run, reason):
         self.reasons.append((run, reason))
+        assert [birth(orphan.pid) for orphan in self.orphans] == [None] * len(self.orphans)  # before another one starts
 
 
 @pytest.mark.slow
@@ -527,34 +527,11 @@ def test_a_unit_that_ends_its_workers_is_tried_three_times_and_costs_no_other(fo
     assert list(log.done) == ["two · seed 0"]
 
 
-class KillAnother(Kill):
-    """Kills another process than the worker: its parent, which forks workers or is torchrun, or its second process."""
-
-    def __init__(self, run, victim):
-        super().__init__(run, times=1)
-        self.victim = victim
-
-    def placed(self, run, action, node):
-        Log.placed(self, run, action, node)
-        if run == self.run and self.times:
-            self.times -= 1
-            worker = psutil.Process(int(node.rpartition(":")[2]))
-            self.orphans = worker.parent().children()
-            others = [orphan for orphan in self.orphans if orphan != worker]
-            while others and len(list(Path(worker.cmdline()[-1]).glob(work.BORN))) <= len(others):
-                time.sleep(0.01)  # until all have begun
-            {"parent": worker.parent(), "second": others and others[0]}[self.victim].kill()
-
-    def lost(self, run, reason):
-        super().lost(run, reason)
-        assert [birth(orphan.pid) for orphan in self.orphans] == [None] * len(self.orphans)  # before another one starts
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 @pytest.mark.parametrize(("count", "victim"), [(1, "parent"), (2, "parent"), (2, "second")])
 def test_a_run_goes_on_after_another_process_of_its_worker_was_killed(count, victim, study, straight_study, tmp_path):
-    log, steps = KillAnother("one · seed 0", victim), study.training.steps if count == 1 else 60
+    log, steps = Kill("one · seed 0", 1, victim), study.training.steps if count == 1 else 60
     study = study.model_copy(update={"training": study.training.model_copy(update={"steps": steps})})
     compare(study, tmp_path / "out", engine=EngineSettings(jobs=1, processes_per_run=count), progress=log)
     ((run, reason),) = log.reasons
