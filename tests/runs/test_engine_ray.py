@@ -12,6 +12,7 @@ from accelerate import PartialState
 from tiny_runs import refused
 
 from hfpatch.__main__ import main
+from hfpatch.runs.engines import ray
 from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.support.environment import CPU_ONLY
@@ -135,3 +136,12 @@ def test_no_running_ray_is_one_line(cluster):
     cluster.init = init
     message = refused(opened, ray="auto")
     assert "--ray auto: cannot be joined (Could not find any running Ray instance. Please specify one)" in message
+
+
+def test_a_machine_that_does_not_see_the_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray, "SEEN_S", 0.0)
+    job = SimpleNamespace(queue=tmp_path / "absent", plan=SimpleNamespace(out=tmp_path))
+    said = ray.work_there(job, 0, {})
+    assert said.startswith(f"{tmp_path}: cannot be seen from {socket.gethostname()}; choose an --out")
+    answered = SimpleNamespace(wait=lambda *_, **__: ([None], []), get=lambda _: said)
+    assert refused(ray.Task(answered, None).ended) == said
