@@ -8,6 +8,8 @@ command and its options exist, its recipe loads with its overrides.
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -182,6 +184,11 @@ def test_links_and_anchors_lead_somewhere(page):
         names = re.findall(r"^::: (\S+)$", text, flags=re.MULTILINE)
         slugs = names + [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
         assert not anchor or anchor in slugs, link
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_the_slurm_script_is_bash():
+    subprocess.run(["bash", "-n", DOCS / "cluster" / "slurm.sbatch"], check=True)
 
 
 def test_the_diagrams_are_what_their_script_draws():
