@@ -287,14 +287,8 @@ def test_questions_are_declared_before_the_first_result_and_marked_where_they_ch
     both = f"its pairs or tasks changed {late}; a margin changed {late}"
     assert [verdict.changed for verdict in load_results(out).questions] == [both, f"declared {late}"]
 
-    # So are seeds, without looks that were declared
+    # So are seeds, without looks that were declared, as well as documents, for which all scores are made anew
     training = {**make_recipe(model_folder).training.model_dump(), "seeds": [0, 1, 2]}
-    compare(make_recipe(model_folder, questions=cloze, training=training), out, resume=True)
-    grown = load_results(out)
-    assert [verdict.changed for verdict in grown.questions] == ["seeds added when results existed already"]
-    assert any("Seeds were added" in warning and "to 0 and 1" in warning for warning in grown.warnings)
-
-    # And documents, for which all scores are made anew, whatever else changes
     evaluation = {"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": 9}
     changed = {"training": training, "evaluation": evaluation, "margin": {"bits_per_byte": 0.3}}
     with pytest.raises(KeyboardInterrupt):
@@ -304,6 +298,7 @@ def test_questions_are_declared_before_the_first_result_and_marked_where_they_ch
     grown = load_results(out)
     of_all = f"seeds added {late}; documents added {late}"
     assert [verdict.changed for verdict in grown.questions] == [f"{both}; {of_all}", f"declared {late}; {of_all}"]
+    assert any("Seeds were added" in warning and "to 0 and 1" in warning for warning in grown.warnings)
     assert any("Documents were added" in warning for warning in grown.warnings)
     asked = Asked(question="gain", pairs=[("pre_projection", "lora")], on=[HELD_OUT])  # whose documents are no task's
     of_text = SimpleNamespace(recipe=make_recipe(model_folder, questions=cloze, **changed), questions=[asked])
@@ -544,35 +539,7 @@ def test_a_method_that_changes_the_base_is_refused(recipe, tmp_path, monkeypatch
         assert not (tmp_path / "out" / "runs" / "lora" / "seed-0").exists()
 
 
-def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp_path, capsys):
-    """One method's tensors have an absurd learning rate."""
-    steps = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]}
-    chosen = make_recipe(model_folder, training={**steps, "learning_rates": {"pre_projection": 1e30}})
-    out, log = tmp_path / "out", Trained()
-    with pytest.warns(UserWarning, match=r"pre_projection · seed 1: diverged at step 2: it has no patch"):
-        results = compare(chosen, out, progress=log)
-    assert results["complete"] is True
-    bad, good = (results["methods"][name]["runs"] for name in ("pre_projection", "lora"))
-    assert [(run["train"]["diverged_step"], run["evaluation"]) for run in bad.values()] == [(2, {}), (2, {})]
-    assert all(run["train"]["diverged_step"] is None and len(run["evaluation"]) == 2 for run in good.values())
-    assert {(pair["method"], pair["reference"]) for pair in results["comparisons"]} == {("lora", "baseline")}
-    assert not (out / "runs" / "pre_projection" / "seed-0" / "patch").exists()
-    assert [name for name in log.evaluated if name.startswith("pre_projection")] == []
-    warning = "pre_projection, seed 0: diverged at step 2; it has no scores, and no comparison counts it."
-    assert warning in results["warnings"]
-    report = (out / "report.md").read_text()
-    assert warning in report
-    assert re.search(r"\| pre_projection \|.*diverged", report)
-    assert "no result on" not in report
-    assert "diverged at step 2" in (out / "report.html").read_text()
-    before = files(out)
-    assert numbers(compare(chosen, out, resume=True, progress=Nothing())) == numbers(results)
-    assert files(out) == before
-    print_document(document_of(out))
-    assert "diverged" in capsys.readouterr().out
-
-
-def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(model_folder, tmp_path, monkeypatch, no_report):
+def test_a_seed_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp_path, monkeypatch):
     """Also once the runs are gone, and with them the values of a score that is no mean of documents."""
     rows = [{"question": f"{i} is even.", "label": i % 2} for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -587,32 +554,31 @@ def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(model_folde
         return real(model, run, resume=resume)
 
     monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", spoilt)
-    with pytest.warns(UserWarning, match="lora · seed 1: diverged at step 2"):
-        results = compare(make_recipe(model_folder, evaluation=tasks), tmp_path / "out")
+    chosen, out, log = make_recipe(model_folder, evaluation=tasks), tmp_path / "out", Trained()
+    with pytest.warns(UserWarning, match=r"lora · seed 1: diverged at step 2: it has no patch"):
+        results = compare(chosen, out, progress=log)
+    assert results["complete"] is True
+    good, bad = results["methods"]["lora"]["runs"].values()
+    assert (bad["train"]["diverged_step"], bad["evaluation"]) == (2, {})
+    assert (good["train"]["diverged_step"], len(good["evaluation"])) == (None, 2)
+    assert not (out / "runs" / "lora" / "seed-1" / "patch").exists()
+    assert [name for name in log.evaluated if name.startswith("lora · seed 1")] == []
     seeds = {(pair["method"], pair["reference"]): pair["seeds"] for pair in results["comparisons"]}
-    assert seeds[("lora", "baseline")] == 1
-    assert seeds[("pre_projection", "baseline")] == 2
-    assert {("quiz", "f1"), ("quiz", "bits_per_byte")} < {
-        (pair["task"], pair["metric"]) for pair in results["comparisons"]
-    }
-    shutil.rmtree(tmp_path / "out" / "runs")
-    assert compare_again(tmp_path / "out").comparisons == load_results(tmp_path / "out").comparisons
+    assert (seeds["lora", "baseline"], seeds["pre_projection", "baseline"]) == (1, 2)
+    compared = {(pair["task"], pair["metric"]) for pair in results["comparisons"]}
+    assert {("quiz", "f1"), ("quiz", "bits_per_byte")} < compared
+    warning = "lora, seed 1: diverged at step 2; it has no scores, and no comparison counts it."
+    assert warning in results["warnings"]
+    assert warning in (out / "report.md").read_text()
+    assert "diverged at step 2" in (out / "report.html").read_text()
+    before = files(out)
+    assert numbers(compare(chosen, out, resume=True, progress=Nothing())) == numbers(results)
+    assert files(out) == before
+    shutil.rmtree(out / "runs")
+    assert compare_again(out).comparisons == load_results(out).comparisons
 
 
-def test_a_run_whose_skipped_updates_have_not_saved_it_counts_as_diverged(model_folder, tmp_path):
-    steps = {"steps": 4, "warmup_steps": 1, "batch_size": 4, "lr": 1e30, "on_bad_loss": "skip"}
-    with pytest.warns(UserWarning, match="lora · seed 0: diverged at step 4: it has no patch and no scores"):
-        results = compare(make_recipe(model_folder, training=steps), tmp_path / "out")
-    assert results["complete"]
-    assert results["comparisons"] == []
-    for name in ("pre_projection", "lora"):
-        (run,) = results["methods"][name]["runs"].values()
-        assert (run["train"]["diverged_step"], run["evaluation"]) == (4, {})
-        assert run["train"]["skipped_steps"] > 0
-    assert (tmp_path / "out" / "report.html").is_file()
-
-
-def test_a_run_without_finite_scores_counts_as_diverged(model_folder, tmp_path, monkeypatch):
+def test_a_run_without_finite_scores_counts_as_diverged(model_folder, tmp_path, monkeypatch, capsys):
     """The others are compared, and resuming changes nothing."""
     train_real = hfpatch.runs.train_eval.train_probe
 
@@ -635,6 +601,11 @@ def test_a_run_without_finite_scores_counts_as_diverged(model_folder, tmp_path, 
     assert [(run["train"]["diverged_step"], run["evaluation"]) for run in runs] == [(steps, {})] * len(runs)
     assert {comparison["method"] for comparison in results["comparisons"]} == {"pre_projection"}
     assert any(f"lora, seed 0: diverged at step {steps}" in warning for warning in results["warnings"])
+    report = (out / "report.md").read_text()
+    assert re.search(r"\| lora \|.*diverged", report)
+    assert "no result on" not in report
+    print_document(document_of(out))
+    assert "diverged" in capsys.readouterr().out
     run = out / "runs" / "lora" / "seed-0"  # as a kill may leave it
     shutil.copytree(out / "runs" / "pre_projection" / "seed-0" / "patch", run / "patch")
     (run / "result.json").unlink()
@@ -643,12 +614,6 @@ def test_a_run_without_finite_scores_counts_as_diverged(model_folder, tmp_path, 
     assert numbers(again["methods"]) == numbers(results["methods"])
     assert again["comparisons"] == results["comparisons"]
     assert not (run / "patch").exists()
-
-
-def test_a_run_that_is_to_stop_at_divergence_is_named(model_folder, tmp_path):
-    steps = {"steps": 9, "warmup_steps": 1, "batch_size": 4, "lr": 1e30, "on_bad_loss": "stop"}
-    message = refused(compare, make_recipe(model_folder, training=steps), tmp_path / "out")
-    assert message.startswith("pre_projection · seed 0: step ")
 
 
 @pytest.mark.parametrize(

@@ -180,9 +180,10 @@ def test_a_loss_of_nan_stops_and_names_step_and_blocks(patched, blocks, tmp_path
     assert again.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
 
 
-def test_a_last_update_that_breaks_the_model_counts_as_divergence(patched, blocks, tmp_path):
+@pytest.mark.parametrize("on_bad_loss", ["record", "skip"])
+def test_a_last_update_that_breaks_the_model_counts_as_divergence(patched, blocks, tmp_path, on_bad_loss):
     """Its own loss was finite, and there is no second."""
-    result = run(patched(), blocks, tmp_path, steps=1, warmup_steps=0, lr=1e30)
+    result = run(patched(), blocks, tmp_path, steps=1, warmup_steps=0, lr=1e30, on_bad_loss=on_bad_loss)
     assert all(math.isfinite(loss) for loss in losses(tmp_path))
     assert (len(losses(tmp_path)), result.diverged_step) == (1, 1)
 
