@@ -57,21 +57,6 @@ def test_a_data_dir_is_the_recipe_s(command, recipe, tmp_path, monkeypatch):
     assert data_dirs == [tmp_path / "a: #b"]
 
 
-def cpu_seconds(*arguments):
-    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return usage.ru_utime + usage.ru_stime
-
-
-def test_help_takes_little_more_time_than_importing_typer_and_rich():
-    libraries = "import typer, rich.console, rich.table"
-    seconds = [(cpu_seconds("-m", "hfpatch", "--help"), cpu_seconds("-c", libraries)) for _ in range(5)]
-    ours, peer = map(min, zip(*seconds, strict=True))
-    assert ours < 2.5 * peer  # 1.4 on an idle machine
-
-
 @pytest.mark.parametrize(
     ("shell", "words", "expected"),
     [
@@ -142,18 +127,10 @@ def test_the_script_and_the_module_are_the_same():
     ("old", "new", "expected"),
     [
         ("training:", "trainig:", "did you mean 'training'"),
-        ("type: pre_projection", "type: pre_projektion", "did you mean 'pre_projection'"),
         ("type: pre_projection", "type: pre_projection\n      expansoin: 2", "did you mean 'expansion'"),
-        ("type: pre_projection", "type: pre_projection\n      activation: sillu", "sillu"),
-        ("type: pre_projection", "type: pre_projection\n      layers_to_transform: [99]", "99"),
-        ("type: pre_projection", "type: nonlinear_query\n      rank: 0", "rank"),
         ("type: pre_projection", "type: lora\n      r: 0\n      target_modules: attention", "r"),
         ("name: small", "name: small\nmodel: {name: no/such-model}", "no/such-model"),
-        ("name: small", "name: small\nmodel: {name: ./absent}", "absent"),
         ("tasks: [tinyworld_cloze]", "tasks: [tinyworld_close]", "did you mean 'tinyworld_cloze'"),
-        ("data: {", "data: {source: absent.jsonl, ", "absent.jsonl"),
-        ("data: {", "data: {source: tinyworld/shfted, ", "did you mean 'tinyworld/shifted'"),
-        ("batch_size: 2", "batch_size: 100000", "fewer than one batch"),
     ],
 )
 def test_a_mistake_in_a_recipe_is_one_line(capsys, tmp_path, recipe, monkeypatch, old, new, expected):
@@ -169,7 +146,6 @@ def test_a_mistake_in_a_recipe_is_one_line(capsys, tmp_path, recipe, monkeypatch
     ("wrong", "expected"),
     [
         (["--effect", "2"], "--effect 2: must lie between 0 and 1"),
-        (["methods.x=[{type: ia3, match: pre_projection}]"], "ia3 has no size to solve for"),
         (["evaluation.tasks=[tinyworld_close]"], "did you mean 'tinyworld_cloze'"),
     ],
 )
@@ -177,14 +153,6 @@ def test_a_mistake_in_a_plan_is_one_line(capsys, recipe, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     assert expected in refused(capsys, "plan", recipe, *wrong)
     assert list(tmp_path.iterdir()) == [recipe]
-
-
-@pytest.mark.parametrize(
-    ("method", "expected"), [("preprojection", "did you mean 'pre_projection'"), ("baseline", "nothing to train")]
-)
-def test_a_method_that_cannot_be_trained_is_one_line(capsys, recipe, tmp_path, method, expected):
-    assert expected in refused(capsys, "train", recipe, "--method", method, "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", [MemoryError, RuntimeError])
@@ -284,15 +252,12 @@ def test_sigterm_outside_of_a_training_is_one_line_too(capsys, tmp_path, recipe,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_train_runs_under_a_launcher_on_one_process_and_on_two(capsys, tmp_path, recipe, processes):
+def test_train_runs_under_a_launcher(capsys, tmp_path, recipe):
     launched, alone = tmp_path / "launched", tmp_path / "alone"
-    sharded = str(Path(__file__).parents[2] / "docs" / "accelerate" / "fsdp2-cpu.yaml")
-    options = ["--cpu", "--num_processes=1"] if processes == 1 else ["--config_file", sharded, "--main_process_port=0"]
-    command = ["accelerate.commands.launch", *options, "-m", "hfpatch"]
+    config = Path(__file__).parents[2] / "docs" / "accelerate" / "fsdp2-cpu.yaml"
+    command = ["accelerate.commands.launch", "--config_file", config, "--main_process_port=0", "-m", "hfpatch"]
     arguments = ["train", str(recipe), "--method", "pre_projection", "--out"]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = forked.python(["-m", *command, *arguments, str(launched)], env=environment)
+    done = forked.python(["-m", *command, *arguments, launched], env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("patch: ") == 1
     assert main([*arguments, str(alone)]) == 0

@@ -1,18 +1,15 @@
 """What DeepSpeed would do, on a stand-in; it runs itself in test_deepspeed, and FSDP2 in test_processes."""
 
-import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import forked
 import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DeepSpeedPlugin
-from launched import free_port
 from training_blocks import make_blocks, run_probe
 
 from hfpatch.errors import HfpatchError
@@ -91,26 +88,6 @@ def test_a_run_does_not_go_on_under_deepspeed(patched, tmp_path, monkeypatch):
 
 def run(model, folder, **values):
     return run_probe(model, make_blocks(), folder, **{"steps": 4, "warmup_steps": 1, **values})
-
-
-@pytest.mark.parametrize("name", ["ddp-cpu", pytest.param("fsdp2-cpu", marks=pytest.mark.slow)])
-def test_the_launcher_starts_two_processes_on_cpus(name, tmp_path):
-    script = tmp_path / "count.py"
-    script.write_text(
-        "from pathlib import Path\n"
-        "from hfpatch.training.processes import start_processes\n"
-        "state = start_processes()\n"
-        f"(Path({str(tmp_path)!r}) / f'{{state.process_index}}-of-{{state.num_processes}}').touch()\n"
-    )
-    config = next(path for path in CONFIGS if path.stem == name)
-    launch = ["-m", "accelerate.commands.launch", "--config_file", str(config)]
-    environment = os.environ | {
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    ended = forked.python([*launch, "--main_process_port", str(free_port()), script], env=environment)
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(path.name for path in tmp_path.glob("*-of-*")) == ["0-of-2", "1-of-2"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
