@@ -13,9 +13,8 @@ from transformers import AutoConfig
 
 import hfpatch
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, unpatch
-from hfpatch.__main__ import main
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import evaluate, run
+from hfpatch.evaluation import evaluate
 from hfpatch.evaluation.cache import ScoreCache, keep_findings, model_key, read_findings
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.run import Storage
@@ -82,10 +81,9 @@ def test_models_have_different_keys_and_an_unpatched_one_has_that_of_its_base():
 
 
 FULL = Path("/dev/full")  # a full disk
-needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
 
 
-@needs_full
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
 def test_a_full_disk_ends_an_evaluation_if_scores_must_be_saved_and_else_warns():
     with pytest.raises(HfpatchError, match=r"log-likelihoods cannot be saved .*free space or choose another folder"):
         ScoreCache(FULL, {}).add([(FIRST, (-1.0, True))])
@@ -96,22 +94,6 @@ def test_a_full_disk_ends_an_evaluation_if_scores_must_be_saved_and_else_warns()
         warnings.simplefilter("error")
         kept.add([(SECOND, (-2.0, True))])
     assert kept.find(SECOND) == (-2.0, True)
-
-
-@needs_full
-def test_an_evaluation_goes_on_where_the_default_cache_is_full(capsys, tmp_path, monkeypatch):
-    tasks = "tinyworld_cloze,tinyworld_endings"
-    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", tasks, "--limit", "9"]
-    assert main([*arguments, "--no-cache", "--json"]) == 0
-    expected = json.loads(capsys.readouterr().out)
-    monkeypatch.setattr(run, "open_cache", lambda folder, task, key, **options: ScoreCache(FULL, key, **options))
-    assert main([*arguments, "--json"]) == 0
-    shown = capsys.readouterr()
-    assert json.loads(shown.out)["variants"] == expected["variants"]
-    assert sum("cannot be saved" in line for line in shown.err.splitlines()) == 1
-    assert main([*arguments, "--output", str(tmp_path / "out")]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("hfpatch: error: /dev/full: log-likelihoods cannot be saved")
 
 
 def lora_model(config=None):
