@@ -3,7 +3,6 @@
 import json
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -141,31 +140,6 @@ def test_serving_prepares_a_case_and_gathers_what_was_served(start, tmp_path):
     assert json.loads(out.read_text(encoding="utf-8"))["cases"][0]["case"] == "gpt2-skip_alone"
 
 
-def test_first_seconds_of_a_gguf_file_are_measured_with_and_without_its_kept_model(start, tmp_path, monkeypatch):
-    """The commands themselves take minutes: what they are run with is recorded here."""
-    run, started, out = subprocess.run, [], tmp_path / "start.json"
-
-    def record(words, **options):
-        if words[0] != sys.executable:  # provenance asks git and the system
-            return run(words, **options)
-        started.append((words[3], options["env"].get("HFPATCH_CACHE")))
-        return subprocess.CompletedProcess(words, 0, stdout="", stderr="")
-
-    monkeypatch.setattr(subprocess, "run", record)
-    monkeypatch.delenv("HFPATCH_CACHE", raising=False)
-    options = ("--gguf", "model.gguf", "--data-dir", tmp_path, "--checkout", tmp_path, "--rounds", "2")
-    start("start", *options, "--json", out)
-    commands, caches = zip(*started, strict=True)
-    assert commands == ("eval", "eval", "compare") * 3
-    assert [cache is None for cache in caches] == [False, True, True] * 3
-    assert len(set(caches)) == 4  # an empty one each time that the file is dequantised
-    report = json.loads(out.read_text())
-    assert {name: len(taken) for name, taken in report["seconds"].items()} == {
-        "hfpatch eval (dequantised)": 2, "hfpatch eval (kept)": 2, "hfpatch compare --jobs 2": 2,
-    }  # fmt: skip
-    assert report["provenance"]["commit"] is None  # of what was measured: a folder without a checkout
-
-
 def test_the_table_has_the_ratios_of_the_committed_files(start):
     results = BENCHMARKS.parent / "results"
     row = json.loads((results / "evaluation" / "evaluation-amd.json").read_text())["scoring"][0]["cpu"]
@@ -187,47 +161,10 @@ def test_growth_fits_exponents_and_draws_them(start, tmp_path):
         ("seconds", 1.5, 1.5),
         ("peak_bytes", 0.5, 0.5),
     ]
-    missing = [{"part": "scoring", "curve": "parameters", "at": "1b", "who": "hfpatch", "why": "no time"}]
-    path.write_text(json.dumps({"points": points, "not_measured": missing, "exponents": fits}))
+    path.write_text(json.dumps({"points": points, "not_measured": [], "exponents": fits}))
     page.write_text("before\n<!-- growth: begin -->\nold\n<!-- growth: end -->\nafter\n")
     start("growth", "--draw", path, "--readme", page)
-    text = page.read_text()
-    assert "| scoring, hfpatch | documents | 4 | 256 | 0.8 to 410 | 1.50 | 1.50 | 2 to 16 | 0.50 |" in text
-    assert "Not measured for lack of time: scoring over parameters by hfpatch: 1b." in text
-    assert "(growth.svg)" in text
-    assert "old" not in text
-    assert (tmp_path / "growth.svg").read_text().startswith("<?xml")
-    order = growth["ordered"](["scoring", "compare"])
-    assert [tuple(point) for point in order[:6]] == [
-        ("scoring", "documents", 100, "hfpatch"),
-        ("scoring", "documents", 100, "lm-eval"),
-        ("scoring", "parameters", "14m", "hfpatch"),
-        ("scoring", "parameters", "14m", "lm-eval"),
-        ("compare", "methods", 1, "hfpatch"),
-        ("compare", "seeds", 1, "hfpatch"),
-    ]
-
-
-@pytest.mark.slow
-def test_growth_leaves_out_what_does_not_fit_and_keeps_other_parts(start, tmp_path):
-    out = tmp_path / "growth.json"
-    out.write_text(json.dumps({"points": [{"part": "training", "curve": "parameters", "x": 1, "who": "hfpatch"}
-                               | {"seconds": [1.0], "peak_bytes": 1}]}))  # fmt: skip
-    start("growth", "--part", "compare", "--largest", "1", "--rounds", "1", "--minutes", "8", "--json", out)
-    written = json.loads(out.read_text())
-    first, *compared = written["points"]
-    assert (first["part"], [(row["curve"], row["x"]) for row in compared]) == (
-        "training",
-        [("methods", 4), ("seeds", 4)],
-    )
-    assert all(sum(row["stages"].values()) == pytest.approx(row["seconds"][0]) for row in compared)
-    start("growth", "--part", "scoring", "--largest", "100", "--minutes", "0", "--json", out)
-    written = json.loads(out.read_text())
-    assert len(written["points"]) == 3
-    assert {(row["curve"], row["at"], row["why"]) for row in written["not_measured"]} == {
-        ("documents", 100, "not enough time left"),
-        *(("parameters", shape, "not enough time left") for shape in ("14m", "31m", "70m")),
-    }
+    assert "| scoring, hfpatch | documents | 4 | 256 | 0.8 to 410 | 1.50 | 1.50 | 2 to 16 | 0.50 |" in page.read_text()
 
 
 @pytest.mark.slow
@@ -270,22 +207,3 @@ def test_the_checks_of_a_gpu_pass_on_a_cpu(tmp_path):
     assert rows["training tiny"]["trainable"]["pre_projection"] == 2 * (2 * 32 * 40 + 32 * 32)
     assert rows["scoring unknown arc_easy"]["failed"] == "KeyError: 'unknown'"
     assert "\nold\n" not in (tmp_path / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("folder", ["evaluation", "training", "inference", "start"])
-def test_the_command_of_every_committed_file_takes_another_data_folder(folder, monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    table = runpy.run_path(str(BENCHMARKS / "table.py"))
-    for file in (BENCHMARKS.parent / "results" / folder).glob("*.json"):
-        if command := table["command_of"](json.loads(file.read_text(encoding="utf-8"))):
-            words = table["command_again"](command, Path("out"), "/copies")
-            assert [word for word in words if word.lower().split("/")[0] == "data"] == [], file.name
-
-
-@pytest.mark.parametrize(("name", "why"), [("memory-amd", "of several commands"), ("memory", "no such file")])
-def test_what_cannot_be_run_again_says_why(name, why, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.setattr(sys, "argv", ["table.py", "--run", name])
-    with pytest.raises(SystemExit):
-        runpy.run_path(str(BENCHMARKS / "table.py"), run_name="__main__")
-    assert why in capsys.readouterr().err
