@@ -34,44 +34,6 @@ def _without_liger(monkeypatch):
     monkeypatch.setattr(loss, "_liger", lambda: None)
 
 
-class Wrong(torch.autograd.Function):
-    """Its backward pass creates a tensor on the CPU."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * torch.ones(len(g))
-
-
-MIXED = {
-    "a sum": lambda x, y: x + y,
-    "a product of matrices": lambda x, y: x[None] @ y[:, None],
-    "a look-up": lambda x, y: torch.nn.functional.embedding(torch.tensor([0]), x[None]),
-    "an index of the device into the CPU": lambda x, y: y[x.long()],
-    "a value put by an index": lambda x, y: x.index_put_((torch.tensor([0, 1, 2]),), y),
-    "a joint": lambda x, y: torch.cat([x, y]),
-    "a new tensor": lambda x, y: x + torch.arange(3),
-    "a scalar of the device": lambda x, y: y * x.sum(),
-    "a backward pass": lambda x, y: Wrong.apply(x.requires_grad_()).sum().backward(),
-}
-
-
-@pytest.mark.parametrize("mix", MIXED.values(), ids=MIXED)
-def test_what_cuda_refuses_is_refused(mix):
-    with simulated_device():
-        x, y = torch.ones(3, device="cuda"), torch.ones(3)
-        assert (x.device, y.device, x.is_cuda) == (CUDA, CPU, True)
-        with pytest.raises(RuntimeError, match="same device"):
-            mix(x, y)
-        with pytest.raises(TypeError, match="numpy"):
-            x.detach().numpy()
-        with pytest.raises(RuntimeError, match="generator"), torch.device("cuda"):
-            torch.randn(3, generator=torch.Generator())
-
-
 OTHERS = [
     methods.CanonConfig, methods.LoReFTConfig, methods.NonlinearLoraConfig, methods.OutputGateConfig,
     methods.ParallelAdapterConfig, methods.QueryTemperatureConfig, methods.ValueResidualConfig,
