@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -94,8 +93,8 @@ class Handler(BaseHTTPRequestHandler):
                 tag = f'"{hashlib.sha256(body).hexdigest()}"'
                 self._answer(body, headers={"X-Repo-Commit": COMMIT, "ETag": tag})
         elif rest[:1] == ["tree"]:
-            entries = _tree(files, "".join(f"{part}/" for part in rest[2:]))
-            self._answer(entries) if entries else self._nothing()
+            sizes = {path: {"size": len(body), "oid": hashlib.sha1(body).hexdigest()} for path, body in files.items()}
+            self._answer([{"type": "file", "path": path, **size} for path, size in sizes.items()])
         elif rest[:1] in ([], ["revision"]):
             siblings = [{"rfilename": path} for path in files]
             self._answer({"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": []})
@@ -119,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
                 for one in json.loads(body)["objects"]
             ]
             return self._answer({"transfer": "basic", "objects": objects})
-        kind, name, files, rest = self._repository()
+        kind, name, _, rest = self._repository()
         if rest[:1] == ["preupload"]:
             asked = [file["path"] for file in json.loads(body)["files"]]
             modes = {path: "lfs" if path.endswith(".safetensors") else "regular" for path in asked}  # large files apart
@@ -129,22 +128,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.commit((kind, name), [json.loads(line) for line in body.decode().splitlines()])
             url = f"{address}/{name}/commit/{COMMIT}"
             return self._answer({"success": True, "commitOid": COMMIT, "commitUrl": url})
-        if rest[:1] == ["paths-info"] and files is not None:
-            asked = json.loads(body)["paths"]
-            return self._answer([_entry(path, files[path]) for path in asked if path in files])
         return self._nothing()
-
-
-def _entry(path, body):
-    return {"type": "file", "path": path, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
-
-
-def _tree(files, below):
-    """Return the entries of a folder and of those in it, folders too."""
-    entries = [_entry(path, body) for path, body in files.items() if path.startswith(below)]
-    folders = {str(parent) for entry in entries for parent in PurePosixPath(entry["path"]).parents} - {"."}
-    inside = sorted(folder for folder in folders if folder.startswith(below))
-    return [{"type": "directory", "path": folder, "size": 0, "oid": COMMIT} for folder in inside] + entries
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import safetensors.torch
 import torch
@@ -149,6 +150,21 @@ def test_one_method_stands_at_the_top_ready_to_be_loaded(run):
     assert "/home/someone" not in card
     for text in ("lora on my-base", "## Data", "42.0 %", "+1.5 [−2.6, 5.6] points", "Seed: 1"):
         assert text in card
+
+
+def test_scores_on_data_sets_of_the_hub_are_in_its_form(tmp_path):
+    folder = write_run(tmp_path / "run", json.loads(json.dumps(example()).replace("tinyworld_cloze", "arc_easy")))
+    patch_folder(folder / "runs" / "lora" / "seed-1" / "patch")
+    files = contents(folder, method="lora", repo_id="me/patch")
+    assert [name for name in files if ".eval_results" in name] == [".eval_results/arc_easy.yaml"]
+    (entry,) = yaml.safe_load(files[".eval_results/arc_easy.yaml"])
+    assert entry["dataset"] == {"id": "allenai/ai2_arc", "task_id": "arc_easy"}
+    assert entry["value"] == 0.42
+    assert entry["source"]["url"] == f"{constants.ENDPOINT}/me/patch/blob/main/report.md"
+    assert entry["notes"] == "acc of lm-eval 0.4.13, task version 1, 0-shot, 400 documents, seed 1"
+    if hasattr(huggingface_hub, "parse_eval_result_entries"):  # the hub's own reader
+        (read,) = huggingface_hub.parse_eval_result_entries([entry])
+        assert (read.dataset_id, read.value) == ("allenai/ai2_arc", 0.42)
 
 
 def test_the_first_seed_is_the_lowest(run):
