@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import time
 from functools import partial
 
@@ -210,24 +209,6 @@ def test_a_process_that_dies_ends_the_others_and_is_named(launched):
     assert "SIGKILL" in ended.stderr
     assert (root / "killed" / "checkpoints").exists()
     assert not (root / "killed" / "patch").exists()
-
-
-@pytest.mark.slow
-def test_a_port_in_use_is_one_clear_line(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-        command = ["-m", "hfpatch", "train", "quickstart", "--method", "lora", "--out", str(tmp_path)]
-        environment = {**os.environ, **launch, "PYTHONPATH": str(TESTS.parent)}
-        done = forked.python(command, env=environment, timeout=100)
-    assert done.returncode == 2
-    errors = [line for line in done.stderr.splitlines() if line.startswith("hfpatch: error")]
-    assert errors == [
-        f"hfpatch: error: the processes cannot meet at 127.0.0.1:{port}: the port is in use; choose another "
-        "(accelerate launch --main_process_port N)"
-    ]
 
 
 def test_without_a_launcher_an_error_is_not_hidden(monkeypatch):
