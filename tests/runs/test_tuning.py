@@ -336,15 +336,6 @@ def test_a_trial_that_diverges_is_shown_and_never_chosen(model_folder, tmp_path)
     assert [warning for warning in results["warnings"] if caution in warning] == [f"pre and lora: {caution}"]
 
 
-def test_compare_says_that_all_trials_diverged(model_folder, tmp_path):
-    tuning = {**TUNING, "learning_rates": [1e25, 1e26], "extend": 0}
-    results = compare(make_recipe(model_folder, tuning=tuning, training={**TRAINING, "seeds": [0]}), tmp_path / "out")
-    caution = "all 2 trials of tuning diverged; its runs take the lowest rate, untuned."
-    assert [text for text in results["warnings"] if "tuning" in text] == [f"pre: {caution}", f"lora: {caution}"]
-    assert not [warning for warning in results["warnings"] if "best" in warning]
-    assert {choice["edge"] for choice in results["tuning"]["chosen"].values()} == {None}
-
-
 def test_options_of_methods_are_tuned_at_equal_trials(model_folder, tmp_path):
     grid = {"methods.lora.0.lora_alpha": [2, 32], "methods.pre.0.init": ["identity", "paper"]}
     tuning = {"learning_rates": [1e-3, 1e-2], "held_out": 4, "extend": 0, "steps": 2, "grid": grid}
