@@ -415,20 +415,6 @@ def test_plans_do_not_depend_on_what_was_tried_and_nothing_is_tried_twice(make):
     assert plans[0].parts == plans[1].parts
 
 
-@pytest.mark.parametrize(("contexts", "ways"), [([1, 2, 3, 4], [0]), ([1, 1, 1, 1], [0, LONGEST])])
-def test_requests_are_batched_once_in_each_way_that_differs(make, monkeypatch, contexts, ways):
-    made, batched = [], scorer._batched
-
-    def counted(requests, sharing, limits):
-        made.append(sharing.longest)
-        return batched(requests, sharing, limits)
-
-    monkeypatch.setattr(scorer, "_batched", counted)
-    requests = cut([("", [first, *range(5, 15)], [last, 8]) for last, first in enumerate(contexts)])
-    Scorer(make("llama"), LONGEST, SMALL, weigh_trials=False).plan(requests, SMALL)
-    assert made == ways
-
-
 def test_what_failed_is_tried_again_in_another_process():
     findings = Findings(split=False, padding=[Padding(3, 9, "failed", False), Padding(3, 8, None, True)])
     findings.trees = [TreeTrial(18, 12, True), TreeTrial(30, 20, False)]

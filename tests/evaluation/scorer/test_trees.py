@@ -3,7 +3,6 @@ from hypothesis import strategies as st
 
 from hfpatch.evaluation.scorer import TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, batches, visible
-from hfpatch.evaluation.scorer.findings import Findings, Padding, TreeTrial
 from hfpatch.evaluation.scorer.trees import Tree, group, pack
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
@@ -126,11 +125,3 @@ def test_short_trees_share_rows_and_plain_rows_stay_plain_among_their_like():
     assert len(pack(trees, 5)) == 2
     many = group(cut([*branching[:2], *(([1, 2, 3, number], [3]) for number in range(9))]), longest=9)
     assert sorted(row.is_chain for row in pack(many, 30)) == [False] + [True] * 9
-
-
-def test_a_trial_holds_for_what_lies_within_it_and_a_failure_for_what_lies_beyond():
-    padding, trees = Padding(4, 9, None, True), [TreeTrial(18, 12, True), TreeTrial(40, 30, False)]
-    made = Findings(padding=[padding], trees=trees)
-    assert [made.padding_of(*rows) for rows in ((4, 9), (5, 8), (3, 9), (4, 10))] == [padding, padding, None, None]
-    sizes = [(18, 12), (10, 11), (10, 13), (40, 30), (41, 31), (41, 29)]
-    assert [made.tree_is_exact(*size) for size in sizes] == [True, True, None, False, False, None]
