@@ -217,27 +217,3 @@ def test_dropout_is_a_module_that_can_be_turned_off(kind):
         if isinstance(module, torch.nn.Dropout):
             module.p = 0
     assert torch.equal(logits_of(model, tokens), expected)
-
-
-@pytest.mark.slow
-def test_the_copy_of_a_trained_stack_is_its_reference(tmp_path):
-    """Without one TRL loads the base by its name."""
-    from datasets import Dataset
-    from trl import DPOConfig, DPOTrainer
-
-    rows = [{"prompt": f"w{i} w{i + 1}", "chosen": f" w{i + 2} w5", "rejected": f" w{i + 3}"} for i in range(5, 13)]
-    make_model("gpt_neox").save_pretrained(tmp_path)
-    words().save_pretrained(tmp_path)
-    for starts_at_the_reference in (True, False):
-        model = hfpatch.patch(type(make_model("gpt_neox")).from_pretrained(tmp_path), stack_of_parts())
-        perturb(model)
-        trainer = DPOTrainer(
-            model,
-            ref_model=copy.deepcopy(model) if starts_at_the_reference else None,
-            args=DPOConfig(str(tmp_path / "run"), **{**OPTIONS, "disable_dropout": True}, bf16=False),
-            train_dataset=Dataset.from_list(rows),
-            processing_class=words(),
-        )
-        trainer.train()
-        first = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
-        assert (first == pytest.approx(math.log(2), abs=1e-6)) == starts_at_the_reference
