@@ -46,11 +46,3 @@ def test_the_page_on_stability_names_the_versions_that_are_tested(project):
         assert rows[name] == f"{pins[0][name]} | {pins[1][name]}", name
     minors = read(".github/workflows/ci.yml")["jobs"]["test"]["strategy"]["matrix"]["minor"]
     assert rows["Python"] == f"3.{min(minors)} | 3.{max(minors)}"
-
-
-def test_class_variables_have_a_type():
-    """With Python 3.10 pydantic refuses a bare ClassVar, and no command of the lab starts."""
-    bare = re.compile(r":\s*ClassVar\b(?!\[)")
-    assert [
-        file.name for file in (ROOT / "hfpatch").rglob("*.py") if bare.search(file.read_text(encoding="utf-8"))
-    ] == []

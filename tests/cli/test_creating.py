@@ -3,7 +3,6 @@
 import importlib
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -95,16 +94,6 @@ def test_the_stream_may_have_another_width_than_what_enters_the_attention():
 def test_files_that_it_wrote_are_no_installed_module(capsys):
     assert main(["new-method", "one_place"]) == 0
     assert "one_place.py: exists already; choose another name, or --out" in refused(capsys, "new-method", "one_place")
-
-
-def test_the_files_are_clean():
-    pytest.importorskip("ruff")
-    for name, places in MADE.items():
-        assert main(["new-method", name, *places]) == 0
-    for command in (["check"], ["format", "--check"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--config", str(CONFIG), "--no-cache", "."]
-        done = subprocess.run(ruff, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_package_gets_its_entry_point():
