@@ -53,7 +53,6 @@ def compare(
     cpus_per_run: engines.CpusPerRun = None,
     processes_per_run: engines.ProcessesPerRun = None,
     launch_config: engines.LaunchConfig = None,
-    dry_run: engines.DryRun = False,
 ) -> None:
     """Train and evaluate every method of a recipe, then report.
 
@@ -78,9 +77,6 @@ def compare(
         from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import compare as run_compare
 
-    if dry_run:
-        engines.print_preview(loaded, folder, engine=engine, resume=resume)
-        return
     with interruptible(RESUME.format(folder)), choose_progress() as progress:
         run_compare(loaded, folder, resume=resume, progress=progress, engine=engine)
     if is_first_process():
@@ -298,6 +294,10 @@ def plan(
             min=0, help="About how long to measure, beside loading; on a slow machine the least takes longer."
         ),
     ] = 20.0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Say how long N runs at a time take, on N devices like this one, too."),
+    ] = None,
     data_dir: DataDir = None,
     model: options.BaseModel = None,
     gguf_file: options.GgufFile = None,
@@ -324,7 +324,7 @@ def plan(
         from hfpatch.runs import forecast
 
     with choose_progress(shown=not as_json) as progress:
-        planned = forecast(loaded, effect=effect, like=like, seconds=seconds, progress=progress)
+        planned = forecast(loaded, effect=effect, like=like, seconds=seconds, jobs=jobs, progress=progress)
     from hfpatch.reporting.forecast import forecast_document
     from hfpatch.reporting.terminal import print_document
 

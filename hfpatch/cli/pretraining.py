@@ -30,7 +30,6 @@ def pretrain(
     cpus_per_run: engines.CpusPerRun = None,
     processes_per_run: engines.ProcessesPerRun = None,
     launch_config: engines.LaunchConfig = None,
-    dry_run: engines.DryRun = False,
 ) -> None:
     """Pretrain a model from scratch, or variants of it, and write each as a Hugging Face folder.
 
@@ -50,9 +49,6 @@ def pretrain(
         from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import compare
 
-    if dry_run:
-        engines.print_preview(loaded, folder, engine=engine, resume=resume, variant=variant)
-        return
     with interruptible(RESUME.format(folder)), choose_progress() as progress:
         compare(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
     if is_first_process() and variant is None:

@@ -41,6 +41,8 @@ def forecast_document(forecast: Forecast) -> Document:
         f"{forecast.name} on {forecast.model['name']}: about {until}{duration(forecast.seconds)} on {device}, and "
         f"about {memory(forecast.memory_bytes)} of memory{bound}."
     )
+    if forecast.jobs_s is not None:
+        headline += f" {forecast.jobs} runs at a time, on a device each: about {duration(forecast.jobs_s)}."
     blocks: tuple[Block, ...] = (
         Text(headline, style="headline"),
         *_tables(forecast),

@@ -149,6 +149,8 @@ class Forecast(Part):
         work: by action: ``tune``, ``train``, ``evaluate``, ``retain``, ``rewind``.
         questions: what the primary questions can decide.
         first_look_s: with looks, the seconds until the first of them.
+        jobs: how many runs at a time were asked about.
+        jobs_s: the seconds of everything with so many, a device for each of them.
         comparisons: tests with the base, over which Holm's correction goes.
         effect: the difference that was asked about.
         assumptions: the assumptions of the estimates.
@@ -165,6 +167,8 @@ class Forecast(Part):
     work: dict[str, Work]
     questions: list[PlannedQuestion] = Field(default_factory=list)
     first_look_s: float | None = None
+    jobs: int | None = None
+    jobs_s: float | None = None
     comparisons: int
     effect: float | None = None
     assumptions: list[str] = Field(default_factory=list)

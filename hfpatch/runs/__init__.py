@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hfpatch.runs.evaluation import evaluate as evaluate
     from hfpatch.runs.forecasting import forecast as forecast
     from hfpatch.runs.inspection import inspect as inspect
-    from hfpatch.runs.previewing import preview as preview
     from hfpatch.runs.progress import Progress as Progress
 
 _NAMES = {
@@ -24,7 +23,6 @@ _NAMES = {
     "evaluation": ["evaluate"],
     "forecasting": ["forecast"],
     "inspection": ["inspect"],
-    "previewing": ["preview"],
     "progress": ["Progress"],
 }
 

@@ -37,6 +37,7 @@ def forecast(
     effect: float | None = None,
     like: Path | None = None,
     seconds: float = SECONDS,
+    jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Forecast:
     """Plan a comparison or a study: its runs, their time on this machine, and the differences that it could show.
@@ -49,6 +50,7 @@ def forecast(
         effect: a difference (of accuracies, of the logarithms of perplexities) to find the documents and seeds for.
         like: the folder of an earlier comparison, whose variances say what the primary questions can decide.
         seconds: about how long to measure, beside loading, see :func:`hfpatch.runs.measuring.measure`.
+        jobs: how many runs at a time to say the time of, too.
         progress: called at each measurement.
 
     Raises:
@@ -63,7 +65,7 @@ def forecast(
     earlier = None if like is None else load_results(like)
     clock, out = Clock(), Path("runs") / recipe.name
     units = plan_runs(recipe, out).units
-    measured = measure(recipe, seconds, progress or Progress(), spread=True)
+    measured = measure(recipe, seconds, progress or Progress())
     setup, recipe = measured.setup, measured.setup.recipe
     first = [unit for unit in units if unit.run.seed in recipe.training.first_seeds or unit.run.point]
     comparisons = len(recipe.trained) * sum(spread.sd is not None for spread in measured.spreads.values())
@@ -82,12 +84,27 @@ def forecast(
         work=measured.work(units),
         questions=questions,
         first_look_s=sum(work.seconds for work in measured.work(first).values()) if recipe.training.looks else None,
+        jobs=jobs,
+        jobs_s=None if jobs is None else _seconds_with(measured, units, jobs),
         comparisons=comparisons,
         effect=effect,
         assumptions=_assumptions(measured, questions),
         warnings=[*_warnings(measured, seconds), *_warnings_of(questions, measured, like)],
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
+
+
+def _seconds_with(measured: Measured, units: Sequence[Unit], jobs: int) -> float:
+    """Return how long all units take with so many at a time.
+
+    That is the longest chain of units that need the one before, or the time of all units shared by the devices,
+    whichever takes longer.
+    """
+    taken, ends = dict[int, float](), dict[int, float]()
+    for unit in units:  # after those that it needs
+        taken[id(unit)] = measured.work_of(unit).seconds if unit.marker is not None else 0.0
+        ends[id(unit)] = taken[id(unit)] + max((ends[id(needed)] for needed in unit.needs), default=0.0)
+    return max(*ends.values(), sum(taken.values()) / jobs)
 
 
 def _model(measured: Measured) -> dict[str, Any]:

@@ -187,7 +187,7 @@ class _Clock:
         return left_s * share
 
 
-def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress, *, spread: bool) -> Measured:
+def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress) -> Measured:
     """Set a comparison or a study up, and measure its parts for about ``seconds``.
 
     Args:
@@ -196,7 +196,6 @@ def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress, *,
             batches of tasks and blocks of kinds are run for up to ``LATE_S`` longer; then the tasks that are left are
             taken to need the others' time per token, and the kinds that of the slowest one, but for one of each.
         progress: called at each measurement.
-        spread: whether to score documents of each task with the base, too.
 
     Raises:
         HfpatchError: if the recipe cannot be run.
@@ -211,8 +210,8 @@ def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress, *,
         chosen = select(recipe.evaluation, recipe.data_dir)
         scorer = HfpatchLM(base.model, **scorer_options(base.tokenizer, recipe.evaluation))
     measured.asked = collect_requests(base.model, base.tokenizer, chosen)
-    texts = _asked_texts(setup) if spread else {}
-    weights = (_SCORE + spread * _SPREAD) * len(measured.asked) + _SPREAD * len(texts) + _STEP * len(measured.largest)
+    texts = _asked_texts(setup)
+    weights = (_SCORE + _SPREAD) * len(measured.asked) + _SPREAD * len(texts) + _STEP * len(measured.largest)
     clock = _Clock(seconds, weights, progress)
 
     with pinned_library(setup.matmul):
@@ -226,8 +225,7 @@ def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress, *,
                 measured.estimated.append(name)
             else:
                 measured.timed[name] = time_requests(scorer, [asked], clock.share(BASE, f"a part of {name}", _SCORE))
-        if spread:
-            _measure_spreads(measured, setup, chosen, texts, clock)
+        _measure_spreads(measured, setup, chosen, texts, clock)
         measured.kinds[BASE] = MeasuredKind(
             method=recipe.baseline,
             evaluation_s={task: timed.seconds for task, timed in measured.timed.items()},

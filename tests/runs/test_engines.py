@@ -118,11 +118,30 @@ class Break(Log):
         (self.folder / "checkpoints").write_text("")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"jobs": 0}, "--jobs 0: must be positive"),
+        ({"jobs": 2, "gpus_per_run": 1.5}, "more than one GPU must be a whole number"),
+        ({"jobs": 2, "gpus_per_run": float("inf")}, "more than one GPU must be a whole number"),
+        ({"gpus_per_run": 1.0}, "go with --jobs N or --ray"),
+        ({"jobs": 1, "gpus_per_run": 4.0, "processes_per_run": 2}, "one process for each of its GPUs"),
+        ({"jobs": 1, "gpus_per_run": 0.5, "processes_per_run": 2}, "one process for each of its GPUs"),
+        ({"jobs": 1, "launch_config": "no.yaml"}, "a training of one process has none"),
+        ({"jobs": 1, "processes_per_run": 2, "launch_config": "no.yaml"}, "there is no such file"),
+    ],
+)
+def test_options_that_contradict_are_one_line(options, message):
+    with pytest.raises(HfpatchError, match=message) as caught:
+        EngineSettings(**options)
+    assert "\n" not in str(caught.value)
+
+
 def test_processes_that_share_a_run_share_its_threads(monkeypatch):
     monkeypatch.setattr(processes, "count_cores", lambda: 8)
     torch.set_num_threads(8)
     with open_engine(EngineSettings(jobs=1, processes_per_run=2)) as engine:
-        assert (torch.get_num_threads(), engine.at_once) == (4, 1)
+        assert (torch.get_num_threads(), engine.workers.most) == (4, 1)
     assert torch.get_num_threads() == 8
     torch.set_num_threads(1)
 
@@ -154,6 +173,7 @@ def test_which_gpus_processes_share(options, expected, monkeypatch):
 
 def test_workers_of_a_machine_remove_what_a_killed_driver_left(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(processes, "runs_on_cpu", lambda: False)  # so that none is started to fork workers
     for name, holder in (("lives", new_holder()), ("killed", {**new_holder(), "born": "0"})):
         (tmp_path / f"hfpatch-{name}").mkdir()
         (tmp_path / f"hfpatch-{name}" / "driver").write_text(json.dumps(holder))
@@ -165,7 +185,7 @@ def test_workers_of_a_machine_remove_what_a_killed_driver_left(tmp_path, monkeyp
     (tmp_path / "hfpatch-folder" / "driver").mkdir(parents=True)
     left = {"hfpatch-lives", "hfpatch-folder", *(f"hfpatch-{number}" for number in range(len(others)))}
     with ExitStack() as stack:
-        processes.Processes(EngineSettings(jobs=1), stack, works=False)
+        processes.Processes(EngineSettings(jobs=1), stack)
         ours = {path.name for path in tmp_path.iterdir()} - left
         assert len(ours) == 1
         assert not has_ended(read_json(tmp_path / ours.pop() / "driver"))

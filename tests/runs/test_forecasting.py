@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tiny_runs import small_recipe
 
 import hfpatch.evaluation.sizing
 import hfpatch.runs.measuring
@@ -31,6 +32,7 @@ from hfpatch.results.decision import Design
 from hfpatch.results.forecast import Forecast
 from hfpatch.results.identity import OF_TASK
 from hfpatch.runs import forecast
+from hfpatch.runs.forecasting import _seconds_with
 from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import set_up
@@ -96,7 +98,7 @@ def planned(empty):
         gain = {"on": "tinyworld_text", "pairs": [PAIR, ("pre_projection_skip", "c3a")]}
         keep = {"on": ["tinyworld_cloze"], "methods": ["pre_projection"]}
         recipe = make_recipe(questions={"gain": gain, "keep": keep}, margin={"bits_per_byte": 0.3})
-        return forecast(recipe, effect=0.1, like=like, seconds=1000)  # whatever else this machine does
+        return forecast(recipe, effect=0.1, like=like, seconds=1000, jobs=2)  # whatever else this machine does
 
 
 def test_primary_questions_are_planned_with_the_variance_of_an_earlier_run(planned):
@@ -181,6 +183,18 @@ def test_it_counts_the_units_of_the_plan_and_the_tokens_of_the_requests(planned)
     assert planned.tasks["tinyworld_text"].tokens == sum(len(tokens) + 1 for tokens in texts)  # after one start token
     of_tasks = sum(task.tokens for task in planned.tasks.values())
     assert planned.work["evaluate"].tokens == 7 * (of_tasks + 32 * len(setup.held_out))
+
+
+def test_the_time_of_many_runs_at_a_time_is_that_of_the_graph():
+    """A baseline, three rounds of tuning, of four trials and of two and two, then four trainings with evaluations."""
+    seconds = {"evaluate": 2.0, "tune": 3.0, "train": 10.0}
+    measured = SimpleNamespace(work_of=lambda unit: SimpleNamespace(seconds=seconds[unit.action]))
+    recipe = small_recipe(MODEL, tuning={"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1})
+    units = plan_runs(recipe, Path("out")).units
+    assert len(units) == 2 + 4 + 4 + 8
+    assert _seconds_with(measured, units, 1) == 2 + 8 * 3 + 4 * (10 + 2)
+    assert _seconds_with(measured, units, 2) == (2 + 8 * 3 + 4 * (10 + 2)) / 2
+    assert _seconds_with(measured, units, 4) == _seconds_with(measured, units, 100) == 2 + 3 * 3 + 10 + 2
 
 
 def test_one_method_of_each_kind_is_measured_and_small_steps_run_whole(planned):

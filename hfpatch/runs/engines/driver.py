@@ -46,12 +46,8 @@ SAY_WAITING_S = 60.0
 
 
 @contextmanager
-def open_engine(
-    settings: EngineSettings | None, progress: Progress | None = None, *, works: bool = True
-) -> Iterator[Engine]:
+def open_engine(settings: EngineSettings | None, progress: Progress | None = None) -> Iterator[Engine]:
     """Yield the engine that a command asks for, with the devices of its runs; at the end release what it took.
-
-    An engine that does not work, of which only ``at_once`` is asked, starts no process that forks workers.
 
     Raises:
         HfpatchError: if they are not there, Ray is not installed, or a launcher has started several processes.
@@ -64,7 +60,7 @@ def open_engine(
     with ExitStack() as stack:
         workers: Processes | RayTasks
         if settings.ray is None:
-            workers = Processes(settings, stack, works=works)
+            workers = Processes(settings, stack)
         else:
             from hfpatch.runs.engines.ray import RayTasks
 
@@ -80,7 +76,7 @@ def open_engine(
             start_processes()
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(workers.threads)
-        yield Engine(workers, workers.at_once, measures=not has_device)
+        yield Engine(workers, measures=not has_device)
 
 
 @dataclass(frozen=True)
@@ -89,12 +85,10 @@ class Engine:
 
     Attributes:
         workers: complete the units; without them this process does, or all that a launcher started.
-        at_once: how many runs are worked on at a time.
         measures: whether this process has the device that runs take, so that it can measure what they cost.
     """
 
     workers: Processes | RayTasks | None = None
-    at_once: int = 1
     measures: bool = True
 
     def execute(self, session: TrainEvalSession) -> None:

@@ -121,9 +121,9 @@ class Processes:
         HfpatchError: if this machine has fewer cores or GPUs than the runs ask for.
     """
 
-    def __init__(self, settings: EngineSettings, stack: ExitStack, *, works: bool = True) -> None:
+    def __init__(self, settings: EngineSettings, stack: ExitStack) -> None:
         self.settings, jobs = settings, settings.jobs or 1
-        self.most = self.at_once = jobs  # how many workers there may be, and runs at a time
+        self.most = jobs  # how many workers there may be
         self._environment = dict(os.environ)  # before the driver turns itself to the CPU
         _remove_folders_of_killed_drivers()
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hfpatch-")))
@@ -148,7 +148,7 @@ class Processes:
         # CUDA cannot be used by a process whose parent has counted devices before it forked, which importing
         # bitsandbytes does; macOS's libraries do not survive a fork
         self._parent: WorkerProcess | None = None
-        if works and sys.platform == "linux" and settings.processes == 1 and not self._devices and runs_on_cpu():
+        if sys.platform == "linux" and settings.processes == 1 and not self._devices and runs_on_cpu():
             self._parent = WorkerProcess(self._folder / "parent", None)  # it imports while this process loads the base
             stack.callback(self._end_parent)
         self.description = f"{jobs} runs at a time, each on {share} thread{'s' * (share > 1)} of this machine"

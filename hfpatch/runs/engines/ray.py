@@ -85,9 +85,8 @@ class RayTasks:
                 f"no machine of the cluster has {devices} for a run (there are machines of {', '.join(there)}); lower "
                 "--cpus-per-run or --gpus-per-run, or start a machine that has them"
             )
-        self.at_once = self.most or room
         where = "this machine" if address == LOCAL else f"{len(nodes)} machine{'s' * (len(nodes) > 1)}"
-        self.description = f"{self.at_once} runs at a time on {where}, each on {devices}, by Ray"
+        self.description = f"{self.most or room} runs at a time on {where}, each on {devices}, by Ray"
 
     def start(self, job: Job, seat: int, slot: int) -> Task:
         """Submit a task; Ray chooses its machine and devices."""
