@@ -278,10 +278,6 @@ def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     methods: options.Methods = None,
-    effect: Annotated[
-        float | None,
-        typer.Option(help="A difference to find the documents and seeds for: 0.01 is one point, or 1 % of perplexity."),
-    ] = None,
     like: Annotated[
         Path | None,
         typer.Option(
@@ -304,11 +300,11 @@ def plan(
     trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what `compare`, or a study of `pretrain`, would run, how long it would take here, and what it could show.
+    """Say what `compare`, or a study of `pretrain`, would run, how long it would take here, and what it could decide.
 
     Parts of a training step and of the tasks are run for each kind of method; nothing is written but caches.
 
-    Example: hfpatch plan pythia-160m --effect 0.01
+    Example: hfpatch plan pythia-160m --jobs 8
     """
     from hfpatch.recipes.pretraining import load_study
 
@@ -324,7 +320,7 @@ def plan(
         from hfpatch.runs import forecast
 
     with choose_progress(shown=not as_json) as progress:
-        planned = forecast(loaded, effect=effect, like=like, seconds=seconds, jobs=jobs, progress=progress)
+        planned = forecast(loaded, like=like, seconds=seconds, jobs=jobs, progress=progress)
     from hfpatch.reporting.forecast import forecast_document
     from hfpatch.reporting.terminal import print_document
 

@@ -1,4 +1,4 @@
-"""The page of ``hfpatch plan``: the work, its time on this machine, and the differences it could show."""
+"""The page of ``hfpatch plan``: the work, its time on this machine, and what its primary questions can decide."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hfpatch.reporting.document import Block, Cell, Document, Part, Section, Sentences, Table, Text
 from hfpatch.reporting.numbers import NOTHING, count, duration, memory, short_count, signed, significant
-from hfpatch.results.forecast import Forecast, PlannedTask
+from hfpatch.results.forecast import Forecast
 
 _ACTIONS = {
     "tune": "trials of tuning, at most",
@@ -19,15 +19,6 @@ _DECIDES = (
     "In 80 % of cases, with the variances of an earlier run or assumed ones: the smallest true difference that is "
     "detected, and the smallest margin within which a pair without a difference is equivalent, or kept. Needed: the "
     "seeds and documents that decide such a pair within the recipe's margin in the shortest time, and that time."
-)
-_CAPTION = (
-    "The smallest true difference from the base that these documents and seeds detect in 80 % of cases, for a method "
-    "that changes the base much, and for one that changes it little. After Holm: with a correction over all {} "
-    "comparisons, if no other is significant. %: of the metric's value."
-)
-_NEEDED = (
-    "Documents with the recipe's seeds, or seeds with the task's documents, that detect it in 80 % of cases. Where the "
-    "recipe's seeds are enough, their number."
 )
 
 
@@ -57,7 +48,7 @@ def forecast_document(forecast: Forecast) -> Document:
 
 
 def _tables(forecast: Forecast) -> Iterator[Table]:
-    """Yield tables of the work, the methods, the measured times, and what questions and tasks can show."""
+    """Yield tables of the work, the methods, the tasks, the measured times, and what the questions can decide."""
     rows: list[Sequence[str | Cell]] = []
     for action, work in sorted(forecast.work.items(), key=lambda item: list(_ACTIONS).index(item[0])):
         steps, requests = (count(number) if number else NOTHING for number in (work.steps, work.requests))
@@ -74,6 +65,16 @@ def _tables(forecast: Forecast) -> Iterator[Table]:
         yield Table.of("methods", "Methods", ("method", "trains", "as fast as", "matched to"), rows)
     else:  # models from scratch have none, and are measured one by one
         yield Table.of("methods", "Variants", ("variant", "parameters"), [row[:2] for row in rows])
+    if forecast.tasks:
+        times_s, rows = forecast.kinds["base"].evaluation_s, []
+        for name, task in forecast.tasks.items():
+            base = (
+                NOTHING
+                if task.score is None
+                else Cell((significant(task.score, 3), f"{task.metric} of {count(task.sampled)}"))
+            )
+            rows.append((name, count(task.documents), base, duration(times_s[name]) if times_s.get(name) else NOTHING))
+        yield Table.of("tasks", "Tasks", ("task", "documents", "base", "an evaluation"), rows)
     rows = [
         (
             kind if kind in (measured.method, "base") else Cell((kind, f"on {measured.method}")),
@@ -88,31 +89,6 @@ def _tables(forecast: Forecast) -> Iterator[Table]:
     yield Table.of("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
     if any(asked.difference is not None or asked.seeds_needed is not None for asked in forecast.questions):
         yield _question_table(forecast)
-    if any(task.score is not None for task in forecast.tasks.values()):
-        yield from _task_tables(forecast)
-
-
-def _task_tables(forecast: Forecast) -> Iterator[Table]:
-    """Yield tables of the smallest detectable differences, and of what the asked effect needs."""
-    able: list[Sequence[str | Cell]] = []
-    needed: list[Sequence[str | Cell]] = []
-    for name, task in forecast.tasks.items():
-        documents, sizes = f"{count(task.documents)} documents", [NOTHING] * 3
-        if task.detectable:
-            much, little = task.detectable["much"], task.detectable["little"]
-            sizes = [_size(task, value) for value in (much.smallest, much.smallest_corrected, little.smallest)]
-            numbers = (much.documents, much.seeds, little.documents, little.seeds)
-            shown = ("no number" if number is None else count(number) for number in numbers)
-            needed.append((Cell((name, f"{_size(task, forecast.effect)}, {documents}")), *shown))
-        base = NOTHING if task.score is None else Cell((significant(task.score, 3), f"of {count(task.sampled)}"))
-        able.append((Cell((name, ", ".join(filter(None, (task.metric, documents))))), base, *sizes))
-    seeds = f"{len(forecast.seeds)} seed{'s' if len(forecast.seeds) > 1 else ''}"
-    headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
-    caption = _CAPTION.format(count(forecast.comparisons)) if needed else ""  # no variance, no difference
-    yield Table.of("tasks", f"What the tasks can show with {seeds}", headings, able, caption)
-    if forecast.effect is not None and needed:
-        headings = ("task", "documents (much)", "seeds (much)", "documents (little)", "seeds (little)")
-        yield Table.of("needed", f"What an effect of {forecast.effect:g} needs", headings, needed, _NEEDED)
 
 
 def _question_table(forecast: Forecast) -> Table:
@@ -135,11 +111,3 @@ def _question_table(forecast: Forecast) -> Table:
         rows.append((Cell((f"{title} on {asked.task}", source)), *shown, needed))
     headings = ("pair", "smallest difference", "smallest margin", "margin", "needed")
     return Table.of("questions", "What the primary questions can decide", headings, rows, _DECIDES)
-
-
-def _size(task: PlannedTask, value: float | None) -> str:
-    if value is None:
-        return "none"
-    if task.unit == "share":
-        return f"{significant(100 * value, 2)} points"
-    return f"{significant(100 * value, 2)} %" if task.unit == "log" else significant(value, 2)

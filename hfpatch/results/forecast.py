@@ -1,4 +1,4 @@
-"""The results of ``hfpatch plan``: a comparison's size, its time, and the differences that it could show."""
+"""The results of ``hfpatch plan``: a comparison's size, its time, and what its primary questions can decide."""
 
 from __future__ import annotations
 
@@ -36,29 +36,11 @@ class MeasuredKind(Part):
     evaluation_memory_bytes: int | None = None
 
 
-class Detectable(Part):
-    """The differences that a task can show if a method changes the base as much as assumed.
-
-    Attributes:
-        sd: the standard deviation of a document's difference in one run that is assumed.
-        smallest: the difference that is found in 80 % of cases, before correction; None if none is.
-        smallest_corrected: the same if Holm's correction leaves it the strictest level.
-        documents: how many documents would find the effect that was asked for; None if no number does.
-        seeds: how many seeds would; None if no number does.
-    """
-
-    sd: float
-    smallest: float | None
-    smallest_corrected: float | None
-    documents: int | None = None
-    seeds: int | None = None
-
-
 class PlannedTask(Part):
-    """A task: its size, the base's score on a sample, and the differences that it can show.
+    """A task: its size, and where a primary question names it the base's score on a sample.
 
     Attributes:
-        metric: the primary metric; None where its differences cannot be planned for.
+        metric: the primary metric; None where nothing was scored.
         documents: how many it has.
         requests: log-likelihoods that are asked for.
         tokens: of their contexts and continuations.
@@ -66,9 +48,6 @@ class PlannedTask(Part):
         timed: tokens that the base was timed on.
         sampled: documents that the base was scored on.
         score: the base's score on them.
-        sd: the standard deviation of a document's score under the base.
-        unit: the unit of differences: ``share`` of right answers, ``log`` of the score, or ``score``.
-        detectable: by how much a method changes the base.
     """
 
     metric: str | None = None
@@ -79,9 +58,6 @@ class PlannedTask(Part):
     timed: int = 0
     sampled: int = 0
     score: float | None = None
-    sd: float | None = None
-    unit: str = "score"
-    detectable: dict[str, Detectable] = Field(default_factory=dict)
 
 
 class PlannedQuestion(Part):
@@ -151,8 +127,6 @@ class Forecast(Part):
         first_look_s: with looks, the seconds until the first of them.
         jobs: how many runs at a time were asked about.
         jobs_s: the seconds of everything with so many, a device for each of them.
-        comparisons: tests with the base, over which Holm's correction goes.
-        effect: the difference that was asked about.
         assumptions: the assumptions of the estimates.
         warnings: the cautions.
         provenance: the machine and the versions.
@@ -169,8 +143,6 @@ class Forecast(Part):
     first_look_s: float | None = None
     jobs: int | None = None
     jobs_s: float | None = None
-    comparisons: int
-    effect: float | None = None
     assumptions: list[str] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
     provenance: Values = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""`forecast`: a comparison's time and the differences it can show, from one measured step and batch of each kind."""
+"""`forecast`: a comparison's time and what it can decide, from one measured step and batch of each kind."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError, listed
-from hfpatch.evaluation.power import ASSUMED, ASSUMED_OF_PAIRS, Assumed, Differences
+from hfpatch.evaluation.power import ASSUMED_OF_PAIRS, Assumed
 from hfpatch.evaluation.sizing import Spread
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import HELD_OUT, Asked
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS, POWER
+from hfpatch.results.decision import FEWEST_DOCUMENTS
 from hfpatch.results.folder import load_results
-from hfpatch.results.forecast import Detectable, Forecast, PlannedQuestion, PlannedTask
+from hfpatch.results.forecast import Forecast, PlannedQuestion, PlannedTask
 from hfpatch.results.parts import Comparison
 from hfpatch.results.planning import cheapest, level_of, stored_for
 from hfpatch.results.verdicts import look_parts, margin_for
@@ -34,32 +34,27 @@ from hfpatch.training.processes import start_processes
 def forecast(
     recipe: Recipe | StudyRecipe,
     *,
-    effect: float | None = None,
     like: Path | None = None,
     seconds: float = SECONDS,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Forecast:
-    """Plan a comparison or a study: its runs, their time on this machine, and the differences that it could show.
+    """Plan a comparison or a study: its runs, their time on this machine, and what its primary questions can decide.
 
     As much of an optimiser step and of each task as there is time for is run for each kind of method, and the base is
-    scored on some documents of each task; of a study as much of a step of each variant. Nothing is kept but caches.
+    scored on some documents of what the questions are asked on; of a study as much of a step of each variant. Nothing
+    is kept but caches.
 
     Args:
         recipe: the comparison, or the study.
-        effect: a difference (of accuracies, of the logarithms of perplexities) to find the documents and seeds for.
         like: the folder of an earlier comparison, whose variances say what the primary questions can decide.
         seconds: about how long to measure, beside loading, see :func:`hfpatch.runs.measuring.measure`.
         jobs: how many runs at a time to say the time of, too.
         progress: called at each measurement.
 
     Raises:
-        HfpatchError: if the recipe cannot be run, the effect is no positive number, or ``like`` is no comparison.
+        HfpatchError: if the recipe cannot be run, or ``like`` is no comparison.
     """
-    if effect is not None and not 0 < effect < 1:
-        raise HfpatchError(f"--effect {effect:g}: must lie between 0 and 1, such as 0.01 for one point of accuracy")
-    if effect is not None and isinstance(recipe, StudyRecipe):
-        raise HfpatchError(f"--effect {effect:g}: is a difference on tasks, which a study does not have; leave it out")
     if start_processes().num_processes > 1:
         raise HfpatchError("plan runs in one process; start it without a launcher")
     earlier = None if like is None else load_results(like)
@@ -68,7 +63,6 @@ def forecast(
     measured = measure(recipe, seconds, progress or Progress())
     setup, recipe = measured.setup, measured.setup.recipe
     first = [unit for unit in units if unit.run.seed in recipe.training.first_seeds or unit.run.point]
-    comparisons = len(recipe.trained) * sum(spread.sd is not None for spread in measured.spreads.values())
     questions = [
         _question(measured, units, earlier, asked, pair, task)
         for asked in setup.questions
@@ -80,14 +74,12 @@ def forecast(
         seeds=list(recipe.training.all_seeds),
         methods=measured.methods,
         kinds=measured.kinds,
-        tasks={name: _task(measured, name, comparisons, effect) for name in measured.asked},
+        tasks={name: _task(measured, name) for name in measured.asked},
         work=measured.work(units),
         questions=questions,
         first_look_s=sum(work.seconds for work in measured.work(first).values()) if recipe.training.looks else None,
         jobs=jobs,
         jobs_s=None if jobs is None else _seconds_with(measured, units, jobs),
-        comparisons=comparisons,
-        effect=effect,
         assumptions=_assumptions(measured, questions),
         warnings=[*_warnings(measured, seconds), *_warnings_of(questions, measured, like)],
         provenance={**provenance(clock), "matmul": setup.matmul},
@@ -116,39 +108,18 @@ def _model(measured: Measured) -> dict[str, Any]:
     return {**setup.base.facts, "dtype": setup.recipe.model.dtype, "parameters": size}
 
 
-def _task(measured: Measured, name: str, comparisons: int, effect: float | None) -> PlannedTask:
-    """Return the size of a task and, where its documents' variance was measured, the differences that it can show."""
-    asked, spread, seeds = measured.asked[name], measured.spreads.get(name), measured.setup.recipe.training.all_seeds
-    task = PlannedTask(
+def _task(measured: Measured, name: str) -> PlannedTask:
+    """Return the size of a task and, where documents of it were scored, the base's score."""
+    asked, spread = measured.asked[name], measured.spreads.get(name)
+    return PlannedTask(
         documents=asked.documents,
         requests=len(asked.encoded),
         tokens=asked.tokens,
         generated=asked.generated,
         timed=measured.timed[name].tokens,
-    )
-    if spread is None:
-        return task
-    detectable = {}
-    for change, assumed in ASSUMED.items() if spread.sd is not None else ():
-        model = assumed[spread.accuracy].differences(spread.sd or 0.0, accuracy=spread.accuracy)
-        detectable[change] = _detectable(model, asked.documents, len(seeds), comparisons, effect)
-    unit = "share" if spread.accuracy else "log" if spread.exponential else "score"
-    shown = {"metric": spread.metric, "sampled": spread.documents, "score": spread.score, "sd": spread.sd, "unit": unit}
-    return task.model_copy(update={**shown, "detectable": detectable})
-
-
-def _detectable(model: Differences, documents: int, seeds: int, comparisons: int, effect: float | None) -> Detectable:
-    """Return the differences that so many documents and seeds can show, and which of them would show the effect."""
-    needed: dict[str, int | None] = {}
-    if effect is not None:  # the recipe's seeds where they are enough
-        suffices = model.power(effect, documents, seeds) >= POWER
-        needed["documents"] = model.documents_for(effect, seeds)
-        needed["seeds"] = seeds if suffices else model.seeds_for(effect, documents)
-    return Detectable(
-        sd=model.sd,
-        smallest=model.smallest_effect(documents, seeds),
-        smallest_corrected=model.smallest_effect(documents, seeds, alpha=ALPHA / max(1, comparisons)),
-        **needed,
+        metric=spread and spread.metric,
+        sampled=spread.documents if spread is not None else 0,
+        score=spread and spread.score,
     )
 
 
@@ -171,7 +142,7 @@ def _question(
     elif assumption := _assumption(measured, asked.question, task):
         spread, _, assumed = assumption
         metric = spread.metric
-        design = assumed.differences(spread.sd or 0.0, accuracy=spread.accuracy).design(documents, max(2, seeds))
+        design = assumed.design(spread.sd or 0.0, documents, max(2, seeds))
     else:
         return planned
     margin = margin_for(recipe.margins, task, metric)
@@ -244,19 +215,9 @@ def _warnings(measured: Measured, seconds: float) -> list[str]:
     warnings += [f"{caution}." for caution in measured.setup.cautions]
     warnings += [f"{name} is left out: {reason}." for name, reason in measured.setup.left_out.items()]
     for name, asked in measured.asked.items():
-        spread, document_s = measured.spreads.get(name), measured.timed[name].seconds / max(1, asked.documents)
         warnings += [f"{name}: {asked.windows}."] if asked.windows else []
         if asked.generated:
             warnings.append(f"{name} generates {asked.generated:,} texts, whose time is not estimated.")
-        elif spread is None:
-            warnings.append(
-                f"{name}: its detectable differences are unknown: a document takes {document_s:.2g} s here; {enough}."
-            )
-        elif spread.sd is None:
-            warnings.append(
-                f"{name}: its detectable differences of {spread.metric} are unknown: it is no mean over several "
-                "documents."
-            )
     return warnings
 
 
@@ -283,7 +244,7 @@ def _warnings_of(questions: Sequence[PlannedQuestion], measured: Measured, like:
 
 
 def _assumptions(measured: Measured, questions: Sequence[PlannedQuestion]) -> list[str]:
-    """Return what is assumed of the times, of the differences that tasks can show, and of those of the questions."""
+    """Return what is assumed of the times, and of the differences of the questions."""
     setup, sentences = measured.setup, [measured.words, "Loading, hashing and saving are left out."]
     if not isinstance(setup, StudySetup):
         sentences[-1] += (
@@ -294,18 +255,6 @@ def _assumptions(measured: Measured, questions: Sequence[PlannedQuestion]) -> li
         sentences.append("Held-out text takes a third of a step's time per token.")
     if not isinstance(setup, StudySetup) and setup.retained:
         sentences.append("Retention text takes two thirds: the base and the method read it.")
-    accuracies = {spread.accuracy for spread in measured.spreads.values() if spread.sd is not None}
-    if accuracies:
-        sentences.append(
-            "Differences are from the base, tested as compare does, before any correction. A document's score is "
-            "assumed to vary under the base as in the scored sample."
-        )
-    for accuracy in sorted(accuracies, reverse=True):
-        changes = {change: by_kind[accuracy].text("it") for change, by_kind in ASSUMED.items()}
-        clauses = [f"a method that changes the base {change} {text}" for change, text in changes.items()]
-        name = "right and wrong answers" if accuracy else "likelihoods"
-        sentences.append(f"Assumed of {name}, as on the quickstart: {'; '.join(clauses)}.")
-
     others = {"gain": "the LoRA of its size", "keep": "the base"}
     scores = {"text": "losses on texts", "answers": "bits per byte of answers", "accuracy": "accuracies"}
     clauses = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -210,8 +210,8 @@ def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress) ->
         chosen = select(recipe.evaluation, recipe.data_dir)
         scorer = HfpatchLM(base.model, **scorer_options(base.tokenizer, recipe.evaluation))
     measured.asked = collect_requests(base.model, base.tokenizer, chosen)
-    texts = _asked_texts(setup)
-    weights = (_SCORE + _SPREAD) * len(measured.asked) + _SPREAD * len(texts) + _STEP * len(measured.largest)
+    asked_on = list(dict.fromkeys(name for asked in setup.questions for name in asked.on))
+    weights = _SCORE * len(measured.asked) + _SPREAD * len(asked_on) + _STEP * len(measured.largest)
     clock = _Clock(seconds, weights, progress)
 
     with pinned_library(setup.matmul):
@@ -225,7 +225,7 @@ def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress) ->
                 measured.estimated.append(name)
             else:
                 measured.timed[name] = time_requests(scorer, [asked], clock.share(BASE, f"a part of {name}", _SCORE))
-        _measure_spreads(measured, setup, chosen, texts, clock)
+        _measure_spreads(measured, setup, chosen, asked_on, clock)
         measured.kinds[BASE] = MeasuredKind(
             method=recipe.baseline,
             evaluation_s={task: timed.seconds for task, timed in measured.timed.items()},
@@ -271,15 +271,14 @@ def _measure_kind(measured: Measured, name: str, seconds: float) -> MeasuredKind
 
 
 def _measure_spreads(
-    measured: Measured, setup: ComparisonSetup, chosen: Selection, texts: Mapping[str, TokenBlocks], clock: _Clock
+    measured: Measured, setup: ComparisonSetup, chosen: Selection, names: Sequence[str], clock: _Clock
 ) -> None:
     """Measure how documents of tasks and texts vary under the base, and in how many seconds all would have been.
 
-    Those of the primary questions come first, and may take longer than their share.
+    They may take longer than their share.
     """
-    base, shares, longest_s = setup.base, clock.weights / _SPREAD, 0.0
-    asked_on = {name for asked in setup.questions for name in asked.on}
-    for name in sorted({**texts, **measured.asked}, key=lambda name: name not in asked_on):
+    base, shares, longest_s, texts = setup.base, clock.weights / _SPREAD, 0.0, _texts(setup)
+    for name in names:
         left = clock.share(BASE, f"documents of {name}", _SPREAD)
         task = measured.asked.get(name)
         if task is not None and (not task.encoded or task.generated):
@@ -288,7 +287,7 @@ def _measure_spreads(
         whole_s = measured.forward_s * len(texts[name]) if task is None else measured.timed[name].seconds
         needed_s = whole_s / documents * min(ENOUGH + 1, documents)
         longest_s = max(longest_s, needed_s)
-        if name in asked_on and not clock.is_late:
+        if not clock.is_late:
             left = max(left, min(needed_s, LATE_S))
         if task is not None:
             if number := documents_within(task, whole_s / documents, left, base.model.device.type):
@@ -301,11 +300,10 @@ def _measure_spreads(
     measured.enough_s = shares * longest_s
 
 
-def _asked_texts(setup: ComparisonSetup) -> dict[str, TokenBlocks]:
-    """Return the held-out text and the texts of retention that a primary question is asked on."""
+def _texts(setup: ComparisonSetup) -> dict[str, TokenBlocks]:
+    """Return the held-out text and the texts of retention."""
     texts = {task_of(name): blocks for name, blocks in setup.retained.items()}
-    texts |= {HELD_OUT: setup.held_out} if setup.held_out is not None else {}
-    return {name: texts[name] for asked in setup.questions for name in asked.on if name in texts}
+    return texts | ({HELD_OUT: setup.held_out} if setup.held_out is not None else {})
 
 
 def _text_spread(setup: ComparisonSetup, name: str, blocks: TokenBlocks) -> Spread | None:

@@ -142,16 +142,10 @@ def test_a_mistake_in_a_recipe_is_one_line(capsys, tmp_path, recipe, monkeypatch
     assert not (out / "results.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "expected"),
-    [
-        (["--effect", "2"], "--effect 2: must lie between 0 and 1"),
-        (["evaluation.tasks=[tinyworld_close]"], "did you mean 'tinyworld_cloze'"),
-    ],
-)
-def test_a_mistake_in_a_plan_is_one_line(capsys, recipe, tmp_path, monkeypatch, wrong, expected):
+def test_a_mistake_in_a_plan_is_one_line(capsys, recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert expected in refused(capsys, "plan", recipe, *wrong)
+    wrong = "evaluation.tasks=[tinyworld_close]"
+    assert "did you mean 'tinyworld_cloze'" in refused(capsys, "plan", recipe, wrong)
     assert list(tmp_path.iterdir()) == [recipe]
 
 

@@ -97,14 +97,13 @@ def test_a_plan_breaks_no_word(printed, width):
         model={"name": "SmolLM2-135M-Instruct.Q4_1.gguf"},
         seeds=[0, 1, 2],
         methods={name: {"kind": "pre_projection", "trainable": 34_800_000}},
-        kinds={"pre_projection + lora": kind},
+        kinds={"base": {"method": "baseline", "evaluation_s": {task: 125.0}}, "pre_projection + lora": kind},
         tasks={task: {"metric": "word_perplexity", "documents": 5153, "requests": 5153, "tokens": 1, "score": 0.51}},
         work={"train": {"units": 65, "steps": 6500, "tokens": 123_456_789, "seconds": 9_000.0}},
         questions=[
             question | {"question": "gain", "other": base, "like": [name, base], "documents_needed": 4_800} | numbers,
             question | {"question": "keep", "other": "baseline"},
         ],
-        comparisons=12,
     )
     document = forecast_document(planned)
     text = printed(document, width)

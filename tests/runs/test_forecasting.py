@@ -17,7 +17,6 @@ from tiny_runs import small_recipe
 import hfpatch.evaluation.sizing
 import hfpatch.runs.measuring
 from hfpatch.data.documents import Documents
-from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate, load_tasks
 from hfpatch.evaluation.metrics import metric_named
 from hfpatch.evaluation.model import HfpatchLM
@@ -98,7 +97,7 @@ def planned(empty):
         gain = {"on": "tinyworld_text", "pairs": [PAIR, ("pre_projection_skip", "c3a")]}
         keep = {"on": ["tinyworld_cloze"], "methods": ["pre_projection"]}
         recipe = make_recipe(questions={"gain": gain, "keep": keep}, margin={"bits_per_byte": 0.3})
-        return forecast(recipe, effect=0.1, like=like, seconds=1000, jobs=2)  # whatever else this machine does
+        return forecast(recipe, like=like, seconds=1000, jobs=2)  # whatever else this machine does
 
 
 def test_primary_questions_are_planned_with_the_variance_of_an_earlier_run(planned):
@@ -312,17 +311,13 @@ def test_so_many_documents_are_scored_as_there_is_time_for_and_none_where_these_
 
 
 def test_the_spread_is_that_of_the_base_s_documents(planned, scored):
-    right = (sum(row["acc"] for row in scored["tinyworld_cloze"]) + 1) / (DOCUMENTS + 2)
-    cloze = planned.tasks["tinyworld_cloze"]
-    assert (cloze.sampled, cloze.unit) == (DOCUMENTS, "share")
-    assert cloze.sd == pytest.approx(np.sqrt(right * (1 - right)))
-
-    logs, words = np.array([row["word_perplexity"] for row in scored["tinyworld_text"]]).T
-    text = planned.tasks["tinyworld_text"]
-    assert text.unit == "log"
-    assert text.sd == pytest.approx(jackknife_sd(logs, words), rel=1e-4)
-    assert 0 < text.detectable["little"].smallest < text.detectable["much"].smallest
-    assert text.detectable["much"].documents > text.detectable["little"].documents
+    cloze, text = (planned.tasks[name] for name in ("tinyworld_cloze", "tinyworld_text"))
+    assert (cloze.metric, cloze.sampled, text.metric, text.sampled) == ("acc", DOCUMENTS, "word_perplexity", DOCUMENTS)
+    rights = [row["acc"] for row in scored["tinyworld_cloze"]]
+    assert cloze.score == pytest.approx(np.mean(rights))
+    spread = hfpatch.evaluation.sizing._spread_of("acc", rights, metric_named("acc"), cloze.score)
+    right = (sum(rights) + 1) / (DOCUMENTS + 2)
+    assert (spread.accuracy, spread.sd) == (True, pytest.approx(np.sqrt(right * (1 - right))))
 
 
 def test_one_document_or_group_alone_has_no_spread(monkeypatch):
@@ -340,17 +335,12 @@ def test_one_document_or_group_alone_has_no_spread(monkeypatch):
 def test_it_is_shown_and_read_back_and_nothing_is_written(planned, capsys, empty):
     print_document(forecast_document(planned))
     shown = capsys.readouterr().out
-    for part in ("small on tinyworld/gpt-neox", "What will be run", "block size", "What an effect of 0.1 needs"):
+    for part in ("small on tinyworld/gpt-neox", "What will be run", "block size", "acc of 24"):
         assert part in shown
     assert Forecast.model_validate(planned.to_json()) == planned
+    assert 0 < planned.jobs_s < planned.seconds
     assert "What the primary questions can decide" in shown
     assert [path.name for path in empty.iterdir()] == ["earlier"]
-
-
-@pytest.mark.parametrize("effect", [0.0, -0.1, 1.0, float("nan")])
-def test_an_effect_that_is_none(effect):
-    with pytest.raises(HfpatchError, match=r"--effect .* between 0 and 1"):
-        forecast(make_recipe(), effect=effect)
 
 
 def test_a_machine_that_is_slow_for_an_instant_does_not_set_the_time_of_a_forward_pass():

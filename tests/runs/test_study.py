@@ -118,7 +118,6 @@ def test_a_published_study_is_decided_again_from_its_values(straight, tmp_path):
 def test_a_study_is_planned_with_a_step_of_each_variant_and_an_earlier_study_s_variances(straight):
     out, _ = straight
     before = load_results(out)
-    assert "--effect 0.1: is a difference on tasks" in refused(forecast, study(), effect=0.1)
     planned = forecast(study(training=training(seeds=3)), seconds=0.5, like=out)
     assert planned.methods.keys() == planned.kinds.keys() == {"linear", "nonlinear"}
     assert {name: method.trainable for name, method in planned.methods.items()} == {
