@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hfpatch.reporting.document import Block, Cell, Document, Part, Section, Sentences, Table, Text
-from hfpatch.reporting.numbers import NOTHING, count, duration, memory, short_count, signed, significant
+from hfpatch.reporting.numbers import NOTHING, count, duration, memory, needs_text, short_count, signed, significant
 from hfpatch.results.forecast import Forecast
 
 _ACTIONS = {
@@ -18,7 +18,7 @@ _ACTIONS = {
 _DECIDES = (
     "In 80 % of cases, with the variances of an earlier run or assumed ones: the smallest true difference that is "
     "detected, and the smallest margin within which a pair without a difference is equivalent, or kept. Needed: the "
-    "seeds and documents that decide such a pair within the recipe's margin in the shortest time, and that time."
+    "seeds with the recipe's documents, or the documents with its seeds, that decide such a pair within its margin."
 )
 
 
@@ -102,10 +102,7 @@ def _question_table(forecast: Forecast) -> Table:
         elif asked.like is not None:
             source = f"{asked.metric}, {count(asked.seeds)} seeds"
         undecidable = asked.margin is not None and (asked.like is not None or asked.is_assumed)
-        needed: str | Cell = "none within 100 seeds" if undecidable else NOTHING
-        if asked.seeds_needed is not None:
-            design = f"{count(asked.seeds_needed)} seeds, {count(asked.documents_needed)} documents"
-            needed = Cell((design, duration(asked.seconds or 0.0)))
+        needed = needs_text(asked) or ("no number" if undecidable else NOTHING)
         values = asked.difference, asked.smallest_margin, asked.margin
         shown = [NOTHING if value is None else significant(value, 2) for value in values]
         rows.append((Cell((f"{title} on {asked.task}", source)), *shown, needed))

@@ -15,6 +15,7 @@ from hfpatch.recipes.retention import text_of
 from hfpatch.results.cautions import level_at
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS
+from hfpatch.results.forecast import PlannedQuestion
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, is_share
 from hfpatch.results.parts import NATS_PER_TOKEN, Clusters, Comparison
 from hfpatch.results.verdicts import INCOMPLETE, Verdict
@@ -153,11 +154,12 @@ def why_text(verdict: Verdict) -> str:
     return verdict.why
 
 
-def needs_text(verdict: Verdict) -> str:
+def needs_text(asked: Verdict | PlannedQuestion) -> str:
     """Return what would decide an undecided pair: ``7 seeds``, ``7 seeds or 900 documents``; nothing if not known."""
-    needs = [f"{verdict.seeds_needed} seeds"] if verdict.seeds_needed is not None else []
-    if verdict.documents_needed is not None:
-        needs.append(f"{verdict.documents_needed:,} {'documents' if verdict.clusters is None else 'groups'}")
+    needs = [f"{asked.seeds_needed} seeds"] if asked.seeds_needed is not None else []
+    if asked.documents_needed is not None:
+        in_groups = isinstance(asked, Verdict) and asked.clusters is not None
+        needs.append(f"{asked.documents_needed:,} {'groups' if in_groups else 'documents'}")
     return " or ".join(needs)
 
 

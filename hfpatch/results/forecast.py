@@ -77,9 +77,9 @@ class PlannedQuestion(Part):
         smallest_margin: the margin within which equal methods are found to be equivalent in 80 % of cases; None with
             one seed.
         margin: the recipe's margin, if the measure has one.
-        seeds_needed, documents_needed: the cheapest fixed numbers that decide equal methods within the recipe's margin
-            in 80 % of cases; None where no 100 seeds with four times the documents do.
-        seconds: the time of both methods' runs with them.
+        seeds_needed: the fewest seeds, fixed ones, that with the recipe's documents decide equal methods within its
+            margin in 80 % of cases; None where no number does.
+        documents_needed: the same of documents, or groups, with the recipe's seeds; None with one seed.
     """
 
     question: str
@@ -96,7 +96,6 @@ class PlannedQuestion(Part):
     margin: float | None = None
     seeds_needed: int | None = None
     documents_needed: int | None = None
-    seconds: float | None = None
 
 
 class Work(Part):

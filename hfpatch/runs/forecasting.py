@@ -14,12 +14,13 @@ from hfpatch.evaluation.sizing import Spread
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import HELD_OUT, Asked
+from hfpatch.recipes.strict import MOST_SEEDS
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.decision import FEWEST_DOCUMENTS
+from hfpatch.results.decision import FEWEST_DOCUMENTS, MOST_DOCUMENTS, fewest
 from hfpatch.results.folder import load_results
 from hfpatch.results.forecast import Forecast, PlannedQuestion, PlannedTask
 from hfpatch.results.parts import Comparison
-from hfpatch.results.planning import cheapest, level_of, stored_for
+from hfpatch.results.planning import level_of, stored_for
 from hfpatch.results.verdicts import look_parts, margin_for
 from hfpatch.runs.measuring import LATE_S, SECONDS, Measured, measure
 from hfpatch.runs.plan import Unit, plan_runs
@@ -64,7 +65,7 @@ def forecast(
     setup, recipe = measured.setup, measured.setup.recipe
     first = [unit for unit in units if unit.run.seed in recipe.training.first_seeds or unit.run.point]
     questions = [
-        _question(measured, units, earlier, asked, pair, task)
+        _question(measured, earlier, asked, pair, task)
         for asked in setup.questions
         for pair, task in product(asked.pairs, asked.on)
     ]
@@ -124,12 +125,7 @@ def _task(measured: Measured, name: str) -> PlannedTask:
 
 
 def _question(
-    measured: Measured,
-    units: Sequence[Unit],
-    earlier: ComparisonResults | None,
-    asked: Asked,
-    pair: tuple[str, str],
-    task: str,
+    measured: Measured, earlier: ComparisonResults | None, asked: Asked, pair: tuple[str, str], task: str
 ) -> PlannedQuestion:
     """Return what a pair of a primary question can decide, with measured variances or else assumed ones."""
     recipe = measured.setup.recipe
@@ -153,10 +149,11 @@ def _question(
         more["difference"] = design.smallest_difference(level, asked.question)
         more["smallest_margin"] = design.smallest_margin(level, asked.question)
     if margin is not None:
-        seconds = _seconds_of(measured, units, pair, task)
-        needed = cheapest(design, asked.question, level_of(asked), margin, documents, seconds)
-        if needed is not None:
-            more |= {"seeds_needed": needed.seeds, "documents_needed": needed.documents, "seconds": needed.seconds}
+        equal = asked.question, 0.0, level_of(asked), margin
+        more["seeds_needed"] = fewest(design.with_seeds, equal, above=1, most=MOST_SEEDS)
+        if seeds > 1:
+            with_documents = design.with_documents
+            more["documents_needed"] = fewest(with_documents, equal, above=FEWEST_DOCUMENTS - 1, most=MOST_DOCUMENTS)
     return planned.model_copy(update=more)
 
 
@@ -185,18 +182,6 @@ def _assumption(measured: Measured, question: str, task: str) -> tuple[Spread, s
     is_text = isinstance(measured.setup, StudySetup) or measured.setup.tasks.get(task, True)  # what is no task is one
     kind = "accuracy" if spread.accuracy else "text" if is_text else "answers"
     return spread, kind, ASSUMED_OF_PAIRS[question][kind]
-
-
-def _seconds_of(measured: Measured, units: Sequence[Unit], pair: tuple[str, str], task: str) -> tuple[float, float]:
-    """Return the seconds of a pair's runs with the first seed: of all documents of a task, second, and of all else."""
-    variants, seed = {*pair} & {*measured.methods}, measured.setup.recipe.training.all_seeds[0]
-    of_seed, of_task = [unit for unit in units if unit.run.variant in variants and unit.run.seed == seed], 0.0
-    for unit in [unit for unit in of_seed if unit.action == "evaluate"]:
-        tasks_s = measured.kind_of(unit.run.variant).evaluation_s
-        held_out_s = measured.work_of(unit).seconds - sum(tasks_s.values())
-        of_task += held_out_s if task == HELD_OUT else tasks_s.get(task, 0.0)
-    whole = sum(work.seconds for work in measured.work(of_seed).values())
-    return max(0.0, whole - of_task), of_task
 
 
 def _warnings(measured: Measured, seconds: float) -> list[str]:

@@ -11,8 +11,8 @@ from hfpatch.results.forecast import Forecast
     ("fields", "needed"),
     [
         ({}, None),  # nothing was computed
-        ({"is_assumed": True, "difference": 0.5}, "none within 100 seeds"),
-        ({"like": ["a", "b"], "seeds_needed": 12, "documents_needed": 4800, "seconds": 7200.0}, "12 seeds, 4,800"),
+        ({"is_assumed": True, "difference": 0.5}, "no number"),
+        ({"like": ["a", "b"], "seeds_needed": 12, "documents_needed": 4800}, "12 seeds or 4,800"),
     ],
 )
 def test_what_a_margin_needs_is_said_where_a_variance_is_there_to_go_by(fields, needed):

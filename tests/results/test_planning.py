@@ -12,7 +12,7 @@ from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import Design
 from hfpatch.results.layout import Method, Parameters
 from hfpatch.results.parts import Comparison
-from hfpatch.results.planning import cheapest, level_of, stored_for
+from hfpatch.results.planning import level_of, stored_for
 
 
 def difference(method, reference, error, seeds=3, documents=200):
@@ -68,23 +68,6 @@ def test_what_is_planned_is_decided_in_80_percent(before, after, pairs):
     assert {outcome: np.mean(share) for outcome, share in decided.items()} == pytest.approx(
         dict.fromkeys(decided, 0.80), abs=0.03
     )
-
-
-def test_the_cheapest_design_decides_and_no_cheaper_one_does():
-    design, level, margin, seconds = Design.of([(0.01, 99), (0.012, 4)]), 0.0125, 0.03, (10.0, 50.0)
-    chosen = cheapest(design, "gain", level, margin, 100, seconds)
-
-    def decides(seeds, documents):
-        return design.with_seeds(seeds).with_documents(documents).decides("gain", 0.0, level, margin) >= 0.8
-
-    assert decides(chosen.seeds, chosen.documents)
-    assert chosen.seconds == pytest.approx(chosen.seeds * (10 + 50 * chosen.documents / 100))
-    for seeds in range(2, 40):
-        for documents in range(20, 400, 20):
-            if seeds * (10 + 50 * documents / 100) < chosen.seconds:
-                assert not decides(seeds, documents)
-    assert cheapest(design, "gain", level, 1e-6, 100, seconds) is None
-    assert cheapest(design, "gain", level, 9.0, 100, seconds)[:2] == (2, 20)  # fewer documents are not tested
 
 
 def test_fewer_documents_leave_no_smaller_error_over_seeds():
