@@ -24,12 +24,8 @@ from hfpatch.evaluation.windows import long_windows, row_operations
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.records import hash_documents, read_lines
 
-_SAMPLE_TOKENS = {"cpu": 1 << 14}  # of the base's sample of each task
-_SAMPLE_TOKENS_ELSEWHERE = 1 << 18
-_BATCHES = 4  # that are timed
-_FEWEST, _MOST = 20, 400  # documents of a sample, where there is time: a standard deviation is known to 16 and to 4 %
+_BATCHES = 4  # that are timed at most
 ENOUGH = 8  # documents, below which their variance is not estimated
-_FIRST = 1 / 8  # of a batch, that is timed first
 
 
 @dataclass
@@ -144,44 +140,35 @@ def collect_requests(
     return by_task
 
 
-def time_requests(scorer: HfpatchLM, asked: Sequence[TaskRequests], seconds: float) -> Timed:
-    """Time requests of tasks together, twice as many each time as long as the seconds last; the last time counts.
+def time_requests(scorer: HfpatchLM, asked: TaskRequests, seconds: float) -> Timed:
+    """Time as many batches of a task's requests as there are seconds for, at least one.
 
-    The first batch is not timed: in it the scorer tries how the model may be run, as it does for all requests, where
-    these trials cost little.
+    A batch before them is not timed: in it the scorer tries how the model may be run, as it does for all requests,
+    where these trials cost little.
     """
-    asked = [task for task in asked if task.encoded]
-    if not asked:
+    if not asked.encoded:
         return Timed(0.0, 0)
     with quiet():
         scorer._scorer().weigh_trials = False
         limits = scorer._scorer().limits
-        tokens, begun, cold = max(1, int(limits.tokens * _FIRST)), time.perf_counter(), True
-        while True:
-            chosen = [request for task in asked for request in task.first(tokens // len(asked), tokens)]
+
+        def score(batches: int) -> tuple[list[Encoded], float]:
+            chosen = asked.first(batches * limits.tokens, longest=batches * limits.tokens)
             start = time.perf_counter()
             scorer._loglikelihood_tokens(chosen)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            end = time.perf_counter()
-            if not cold and (tokens >= _BATCHES * limits.tokens or end - begun + 2 * (end - start) > seconds):
-                break
-            tokens, cold = tokens if cold else 2 * tokens, False
+            return chosen, time.perf_counter() - start
+
+        _, first_s = score(1)
+        chosen, taken_s = score(max(1, min(_BATCHES, int(seconds / first_s))))
 
     operations = []  # of all requests, and of the timed ones
-    for requests in ([request for task in asked for request in task.encoded], chosen):
+    for requests in (asked.encoded, chosen):
         rows = [len(context) + len(targets) for _, context, targets in requests]
         overhead = -(-sum(rows) // limits.tokens) * limits.overhead * row_operations(scorer.model, 1)
         operations.append(float(row_operations(scorer.model, rows).sum() + overhead))
-    return Timed((end - start) * operations[0] / operations[1], sum(rows))
-
-
-def documents_within(asked: TaskRequests, document_s: float, seconds: float, device: str) -> int:
-    """Return how many documents to score for their variance in so many seconds; 0 if these are too few."""
-    size = max(1, asked.tokens // asked.documents)
-    wanted = max(_FEWEST, min(_MOST, _SAMPLE_TOKENS.get(device, _SAMPLE_TOKENS_ELSEWHERE) // size))
-    number = min(asked.documents, wanted, int(seconds / document_s) if document_s else wanted)
-    return number if number >= min(ENOUGH, asked.documents) else 0
+    return Timed(taken_s * operations[0] / operations[1], sum(rows))
 
 
 def base_spread(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, one: Selection) -> Spread:

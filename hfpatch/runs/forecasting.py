@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -22,7 +21,7 @@ from hfpatch.results.forecast import Forecast, PlannedQuestion, PlannedTask
 from hfpatch.results.parts import Comparison
 from hfpatch.results.planning import level_of, stored_for
 from hfpatch.results.verdicts import look_parts, margin_for
-from hfpatch.runs.measuring import LATE_S, SECONDS, Measured, measure
+from hfpatch.runs.measuring import SECONDS, Measured, measure
 from hfpatch.runs.plan import Unit, plan_runs
 from hfpatch.runs.pretraining import StudySetup
 from hfpatch.runs.progress import Progress
@@ -82,7 +81,7 @@ def forecast(
         jobs=jobs,
         jobs_s=None if jobs is None else _seconds_with(measured, units, jobs),
         assumptions=_assumptions(measured, questions),
-        warnings=[*_warnings(measured, seconds), *_warnings_of(questions, measured, like)],
+        warnings=[*_warnings(measured), *_warnings_of(questions, measured, like)],
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
 
@@ -184,20 +183,9 @@ def _assumption(measured: Measured, question: str, task: str) -> tuple[Spread, s
     return spread, kind, ASSUMED_OF_PAIRS[question][kind]
 
 
-def _warnings(measured: Measured, seconds: float) -> list[str]:
-    """Return what was not measured, or not in the seconds that were asked for."""
-    warnings, enough = list[str](), f"--seconds {math.ceil(measured.enough_s / 10) * 10} would be enough"
-    if measured.taken_s > seconds + LATE_S:
-        warnings.append(
-            f"Measuring took {measured.taken_s:.0f} s instead of {seconds:g} s, as this machine is slow or busy; the "
-            "times hold for a machine as busy as now."
-        )
-    if measured.estimated:
-        warnings.append(
-            f"No time was left to measure {listed(measured.estimated)}: a task is assumed to take the others' time per "
-            f"token, a method the time of the slowest measured one; {enough}."
-        )
-    warnings += [f"{caution}." for caution in measured.setup.cautions]
+def _warnings(measured: Measured) -> list[str]:
+    """Return the cautions of the set-up and of the tasks."""
+    warnings = [f"{caution}." for caution in measured.setup.cautions]
     warnings += [f"{name} is left out: {reason}." for name, reason in measured.setup.left_out.items()]
     for name, asked in measured.asked.items():
         warnings += [f"{name}: {asked.windows}."] if asked.windows else []
@@ -214,7 +202,7 @@ def _warnings_of(questions: Sequence[PlannedQuestion], measured: Measured, like:
         warnings.append(f"{like} has no pair with several seeds on {listed(list(unlike))}, so no measured variance.")
     unknown = dict.fromkeys(asked.task for asked in questions if asked.like is None and not asked.is_assumed)
     if unknown:
-        why = "too few documents were scored"
+        why = "too few documents, or no score that is a mean over them"
         if isinstance(measured.setup, StudySetup):
             why = "there is no base whose documents vary; --like RUN takes the variances of an earlier study"
         warnings.append(

@@ -26,7 +26,6 @@ from hfpatch.evaluation.sizing import (
     Timed,
     base_spread,
     collect_requests,
-    documents_within,
     time_requests,
 )
 from hfpatch.recipes.comparison import Recipe
@@ -51,13 +50,11 @@ from hfpatch.tuners.config import method_name
 
 BASE = "base"
 SECONDS = 20.0
-"""How long a forecast measures, loading and tokenising aside."""
-LATE_S = 10.0
-"""How much longer it may measure first parts; what is left then is estimated from what was measured."""
+"""How long a forecast measures, loading and tokenising and the first part of everything aside."""
 FORWARD = 1 / 3
 """How long a forward pass takes, of a step's time for each token."""
 _FORWARDS_S = 0.2  # how long forward passes of one row are repeated
-_STEP, _SCORE, _SPREAD = 2.0, 1.0, 2.0  # shares of the time
+_MOST = 400  # documents that are scored for their variance: a standard deviation is then known to 4 %
 
 
 @dataclass
@@ -68,12 +65,9 @@ class Measured:
         setup: the comparison, or the study.
         asked: the requests of each task.
         timed: how long the base takes for each task.
-        spreads: how documents vary under the base, of the tasks and of the questions' texts where that was measured.
+        spreads: how documents of the questions' tasks and texts vary under the base, where that can be measured.
         kinds: the times and the memory of each kind of method.
         forward_s: how long a forward pass of one row takes with the base.
-        taken_s: how long measuring took.
-        enough_s: in how many seconds everything, the spreads of all tasks too, would have been measured.
-        estimated: tasks and kinds of methods for which no time was left.
     """
 
     setup: ComparisonSetup | StudySetup
@@ -82,9 +76,6 @@ class Measured:
     spreads: dict[str, Spread] = field(default_factory=dict)
     kinds: dict[str, MeasuredKind] = field(default_factory=dict)
     forward_s: float = 0.0
-    taken_s: float = 0.0
-    enough_s: float = 0.0
-    estimated: list[str] = field(default_factory=list)
 
     @cached_property
     def methods(self) -> dict[str, PlannedMethod]:
@@ -163,38 +154,14 @@ def _range(values: Sequence[float], form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-class _Clock:
-    """The seconds of a forecast, of which each measurement gets its share by weight."""
-
-    def __init__(self, seconds: float, weights: float, progress: Progress) -> None:
-        self.weights = weights  # of what is not measured yet
-        self._begun, self._seconds, self._progress = time.perf_counter(), seconds, progress
-
-    @property
-    def taken_s(self) -> float:
-        return time.perf_counter() - self._begun
-
-    @property
-    def is_late(self) -> bool:
-        """Whether nothing more is to be measured."""
-        return self.taken_s > self._seconds + LATE_S
-
-    def share(self, kind: str, what: str, weight: float) -> float:
-        """Return a measurement's share of the seconds that are left, and show how many are left."""
-        left_s = max(0.0, self._seconds - self.taken_s)
-        self._progress.evaluating(kind, f"{what}, about {left_s:.0f} s left")
-        share, self.weights = weight / self.weights, self.weights - weight
-        return left_s * share
-
-
 def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress) -> Measured:
     """Set a comparison or a study up, and measure its parts for about ``seconds``.
 
     Args:
         recipe: the comparison, or the study.
-        seconds: for the base on each task, a step of each kind of method, and the spreads; loading comes on top. First
-            batches of tasks and blocks of kinds are run for up to ``LATE_S`` longer; then the tasks that are left are
-            taken to need the others' time per token, and the kinds that of the slowest one, but for one of each.
+        seconds: shared by the base on each task, the documents of each question and a step of each kind of method;
+            loading comes on top. However few they are, each of these is measured on a batch, on eight documents, or on
+            a block.
         progress: called at each measurement.
 
     Raises:
@@ -202,7 +169,7 @@ def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress) ->
     """
     if isinstance(recipe, StudyRecipe):
         measured = Measured(set_up_study(recipe, Tuning(), progress))
-        return _measure_kinds(measured, _Clock(seconds, _STEP * len(measured.largest), progress))
+        return _measure_kinds(measured, seconds / len(measured.largest), progress)
     setup = set_up(recipe, progress=progress)
     recipe, base, measured = setup.recipe, setup.base, Measured(setup)
     progress.evaluating(BASE, "requests of the tasks")
@@ -210,44 +177,33 @@ def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress) ->
         chosen = select(recipe.evaluation, recipe.data_dir)
         scorer = HfpatchLM(base.model, **scorer_options(base.tokenizer, recipe.evaluation))
     measured.asked = collect_requests(base.model, base.tokenizer, chosen)
-    asked_on = list(dict.fromkeys(name for asked in setup.questions for name in asked.on))
-    weights = _SCORE * len(measured.asked) + _SPREAD * len(asked_on) + _STEP * len(measured.largest)
-    clock = _Clock(seconds, weights, progress)
+    asked_on = dict.fromkeys(name for asked in setup.questions for name in asked.on)
+    score_s = seconds / max(1, len(measured.asked) + 2 * len(asked_on) + 2 * len(measured.largest))  # steps vary more
 
     with pinned_library(setup.matmul):
         base.model.eval()
         reset_peak_memory()
         measured.forward_s = _forward_seconds(setup, base.model)
         for name, asked in measured.asked.items():
-            if clock.is_late and (tokens := sum(measured.asked[other].tokens for other in measured.timed)):
-                token_s = math.fsum(timed.seconds for timed in measured.timed.values()) / tokens
-                measured.timed[name] = Timed(token_s * asked.tokens, 0)
-                measured.estimated.append(name)
-            else:
-                measured.timed[name] = time_requests(scorer, [asked], clock.share(BASE, f"a part of {name}", _SCORE))
-        _measure_spreads(measured, setup, chosen, asked_on, clock)
+            progress.evaluating(BASE, f"a part of {name}")
+            measured.timed[name] = time_requests(scorer, asked, score_s)
+        for name in asked_on:
+            progress.evaluating(BASE, f"documents of {name}")
+            if (spread := _spread(measured, setup, chosen, name, 2 * score_s)) is not None:
+                measured.spreads[name] = spread
         measured.kinds[BASE] = MeasuredKind(
             method=recipe.baseline,
             evaluation_s={task: timed.seconds for task, timed in measured.timed.items()},
             evaluation_memory_bytes=peak_memory_bytes(),
         )
-        return _measure_kinds(measured, clock)
+        return _measure_kinds(measured, 2 * score_s, progress)
 
 
-def _measure_kinds(measured: Measured, clock: _Clock) -> Measured:
-    """Measure a training step of each kind, and how long everything took; no kind of a study is estimated."""
-    begun, tasks = clock.taken_s, len(measured.estimated)
+def _measure_kinds(measured: Measured, seconds: float, progress: Progress) -> Measured:
+    """Measure a training step of each kind, for so many seconds."""
     for kind, name in measured.largest.items():
-        if clock.is_late and BASE in measured.kinds and len(measured.kinds) > 1:
-            slowest = max(measured.kinds.values(), key=lambda kind: kind.step_s or 0.0)
-            measured.kinds[kind] = slowest.model_copy(update={"method": name, "step_share": None})
-            measured.estimated.append(kind)
-        else:
-            measured.kinds[kind] = _measure_kind(measured, name, clock.share(kind, "a part of a training step", _STEP))
-    measured.taken_s = clock.taken_s
-    # what was estimated would have taken as long as one kind
-    kind_s = (measured.taken_s - begun) / max(1, len(measured.largest) - len(measured.estimated[tasks:]))
-    measured.enough_s += measured.taken_s + kind_s * len(measured.estimated)
+        progress.evaluating(kind, "a part of a training step")
+        measured.kinds[kind] = _measure_kind(measured, name, seconds)
     return measured
 
 
@@ -270,34 +226,17 @@ def _measure_kind(measured: Measured, name: str, seconds: float) -> MeasuredKind
     return kind.model_copy(update={"evaluation_s": evaluation_s, "evaluation_memory_bytes": memory_bytes})
 
 
-def _measure_spreads(
-    measured: Measured, setup: ComparisonSetup, chosen: Selection, names: Sequence[str], clock: _Clock
-) -> None:
-    """Measure how documents of tasks and texts vary under the base, and in how many seconds all would have been.
-
-    They may take longer than their share.
-    """
-    base, shares, longest_s, texts = setup.base, clock.weights / _SPREAD, 0.0, _texts(setup)
-    for name in names:
-        left = clock.share(BASE, f"documents of {name}", _SPREAD)
-        task = measured.asked.get(name)
-        if task is not None and (not task.encoded or task.generated):
-            continue
-        documents = texts[name].documents if task is None else task.documents
-        whole_s = measured.forward_s * len(texts[name]) if task is None else measured.timed[name].seconds
-        needed_s = whole_s / documents * min(ENOUGH + 1, documents)
-        longest_s = max(longest_s, needed_s)
-        if not clock.is_late:
-            left = max(left, min(needed_s, LATE_S))
-        if task is not None:
-            if number := documents_within(task, whole_s / documents, left, base.model.device.type):
-                measured.spreads[name] = base_spread(base.model, base.tokenizer, chosen.only(name, number))
-        elif (rows := math.ceil(left / measured.forward_s)) and (
-            spread := _text_spread(setup, name, texts[name].head(rows))
-        ):
-            measured.spreads[name] = spread
-    # the first spread has the smallest share of what the base's times leave
-    measured.enough_s = shares * longest_s
+def _spread(measured: Measured, setup: ComparisonSetup, chosen: Selection, name: str, seconds: float) -> Spread | None:
+    """Return how documents of a task or text vary under the base, of as many as there are seconds for."""
+    if (task := measured.asked.get(name)) is None:
+        blocks = _texts(setup)[name]
+        few = math.ceil(len(blocks) * (ENOUGH + 1) / blocks.documents)  # rows of so many documents
+        return _text_spread(setup, name, blocks.head(max(few, int(seconds / measured.forward_s))))
+    if not task.encoded or task.generated:
+        return None
+    within = int(seconds * task.documents / measured.timed[name].seconds)
+    number = min(task.documents, max(ENOUGH, min(_MOST, within)))
+    return base_spread(setup.base.model, setup.base.tokenizer, chosen.only(name, number))
 
 
 def _texts(setup: ComparisonSetup) -> dict[str, TokenBlocks]:
