@@ -105,15 +105,6 @@ class EvalOptions:
             rich_help_panel=_OUTPUT,
         ),
     ] = None
-    log_samples: Annotated[
-        bool,
-        typer.Option(
-            "--log-samples",
-            "-s",
-            help="Write lm-eval's own files too, results and every sample, into lm_eval/ below --output.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False
     cache: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Without --output: keep answers for the next call, and use them.")
     ] = True
@@ -186,6 +177,7 @@ _LM_EVAL = {
     "confirm_run_unsafe_code": "evaluation.confirm_run_unsafe_code=true",
     "output_path": "--output DIR",
     "use_cache": "--cache, which is the default",
+    "log_samples": "hfpatch lm_eval --model hfpatch --model_args pretrained=ID,patch=DIR --log_samples",
     "max_batch_size": "--token-budget N",
     **dict.fromkeys(("cache_requests", "check_integrity", "config", "hf_hub_log_args", "metadata", "predict_only"), ""),
     **dict.fromkeys(("samples", "show_config", "trackio_args", "verbosity", "wandb_args", "wandb_config_args"), ""),

@@ -179,8 +179,6 @@ def evaluate(given: EvalOptions) -> None:
         _refuse_others(given)
         print(task_list(given.tasks, given.include_path))
         return
-    if given.log_samples and given.output is None:
-        raise HfpatchError("--log-samples: needs --output DIR, where the samples go")
     if given.output is not None and not given.cache:
         raise HfpatchError(f"--no-cache: answers are kept in --output {given.output}; leave one of them out")
     if given.output is not None and given.output.suffix == ".json":
@@ -226,7 +224,6 @@ def evaluate(given: EvalOptions) -> None:
             settings=settings,
             data_dir=given.data_dir,
             output=given.output,
-            log_samples=given.log_samples,
             cache_dir=kept,
             progress=progress,
             placement=placement,

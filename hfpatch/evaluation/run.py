@@ -29,7 +29,6 @@ from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values, ties
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
 from hfpatch.evaluation.model import BrokenModelError, HfpatchLM
-from hfpatch.evaluation.sample_log import SampleLog
 from hfpatch.evaluation.selection import Selection, prompting, template_arguments
 from hfpatch.evaluation.stats import over_documents
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -56,7 +55,6 @@ class Storage:
         records: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``, ``doc_hash``,
             ``target``, ``doc``, its ``cluster`` if documents come in groups, and each metric's value, a number or a
             pair (log-likelihood, count). ``values.safetensors`` there has the numbers of all tasks.
-        log: writes lm-eval's own files too.
         answers: the folder of the cache of log-likelihoods (`hfpatch.evaluation.cache`), which are saved as they come.
             The scores of an interrupted evaluation, or of one with a smaller limit, are reused.
         answers_optional: continue without that cache if the folder cannot be written (the disk is full).
@@ -64,7 +62,6 @@ class Storage:
     """
 
     records: Path | None = None
-    log: SampleLog | None = None
     answers: Path | None = None
     answers_optional: bool = False
     base_sha256: str | None = None
@@ -100,7 +97,7 @@ def evaluate(
     """
     ranks, settings = ranks or Ranks(), selection.settings
     if not ranks.is_first:
-        storage = replace(storage, records=None, log=None)
+        storage = replace(storage, records=None)
     if taken := sorted({*(scored or ())} & {*selection.tasks}):
         raise HfpatchError(
             f"task {taken[0]}: results have the loss on the documents of data.held_out by this name; give the task "
@@ -127,8 +124,6 @@ def evaluate(
                 keep_findings(answers, key, scorer.findings, optional=optional)
         if storage.records is not None:
             write_values(storage.records, results)
-        if storage.log is not None:
-            storage.log.close(scorer, selection, results)
         return results
 
 
@@ -233,8 +228,6 @@ def _score(scorer: HfpatchLM, name: str, selection: Selection, storage: Storage)
             f"task {name}: its metric {primary} is {metrics[primary]} over {len(records)} documents; one of them has a "
             "score that is not a number, or the metric is not defined on them"
         )
-    if storage.log is not None:
-        storage.log.add(name, answered.output)
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # JSON has no other numbers
     metrics |= low_noise_scores(low_noise)
     groups = number_groups([record["cluster"] for record in records]) if cluster is not None else None

@@ -15,7 +15,6 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import check_known_scores
 from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.run import evaluate as run_tasks
-from hfpatch.evaluation.sample_log import SampleLog
 from hfpatch.evaluation.selection import Selection, select
 from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -48,7 +47,6 @@ def evaluate(
     settings: EvaluationSettings,
     data_dir: Path | None = None,
     output: Path | None = None,
-    log_samples: bool = False,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
     placement: Placement | None = None,
@@ -70,7 +68,6 @@ def evaluate(
         data_dir: a folder that holds local copies of hub data sets.
         output: a folder for results.json, a folder of records for each variant, and the answers as they come, from
             which the same call continues after an interruption.
-        log_samples: write lm-eval's own results and samples into ``output`` too.
         cache_dir: where answers are kept without an ``output``; None keeps none.
         progress: called at every task; None shows nothing.
         placement: where the weights go; None takes one device for each process.
@@ -109,8 +106,6 @@ def evaluate(
         for variant in variants.variants:
             answers = cache_dir if output is None else output / ANSWERS
             storage = Storage(Path(folder, variant.label), answers=answers, answers_optional=output is None)
-            if log_samples and output is not None:  # lm-eval's own files
-                storage = replace(storage, log=_sample_log(variant, output))
             scored[variant.label] = _score(variants, variant, selection, storage)
             progress.finished(variant.label, "")
             if variant.patch is None:
@@ -150,14 +145,6 @@ def evaluate(
     if output is not None and ranks.is_first:
         write_json(output / RESULTS, results.to_json())
     return ranks.same(results)
-
-
-def _sample_log(variant: Variant, output: Path) -> SampleLog:
-    model = variant.model
-    arguments = {"pretrained": model.full_name, "dtype": model.dtype}
-    arguments |= {"revision": model.revision} if model.revision is not None else {}
-    arguments |= {"patch": variant.log_name} if variant.patch is not None else {}
-    return SampleLog(output, variant.log_name, arguments)
 
 
 def _common(scored: Mapping[str, EvaluatedVariant]) -> tuple[dict[str, TaskResult], list[str]]:

@@ -19,7 +19,6 @@ from hfpatch.evaluation import HfpatchLM
 from hfpatch.evaluation.cache import computed_with
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.paper_tasks import TokenTask
-from hfpatch.evaluation.sample_log import FOLDER
 from hfpatch.evaluation.selection import template_arguments
 from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.base import ModelSettings
@@ -36,9 +35,7 @@ from hfpatch.surgery.placement import Placement
 from hfpatch.training.processes import start_processes, start_ranks
 
 BASE = "base"
-ANSWERS = "answers"
-RESERVED = (ANSWERS, FOLDER)
-"""Folders of an evaluation that are not of a model or patch."""
+ANSWERS = "answers"  # the folder of an evaluation that is not of a model or patch
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,6 @@ class Variant:
 
     Attributes:
         label: its name in the results, and its folder of records.
-        log_name: its name in lm-eval's own files.
         model: how its base is loaded.
         references: the labels that it is compared with.
         patch: the folder of its patch; None for the bare model.
@@ -55,7 +51,6 @@ class Variant:
     """
 
     label: str
-    log_name: str
     model: ModelSettings
     references: tuple[str, ...] = ()
     patch: Path | None = None
@@ -236,13 +231,13 @@ def patch_variants(
         raise HfpatchError(f"--scale {','.join(map(str, scales))}: give different finite numbers, such as 0.5,1")
     if tuple(scales) != (1.0,) and not patches:
         raise HfpatchError("--scale: there is no patch to scale; give --patch DIR")
-    names = [f"{name} (patch)" if name in (BASE, *RESERVED) else name for name in short_names(parts)]
-    variants = [Variant(BASE, model.full_name, model)] if baseline or not patches else []
+    names = [f"{name} (patch)" if name in (BASE, ANSWERS) else name for name in short_names(parts)]
+    variants = [Variant(BASE, model)] if baseline or not patches else []
     references = (BASE,) if variants else ()
     for name, folder in zip(names, patches, strict=True):
         for scale in scales:
             at = "" if scale == 1 else f" at {scale:g}"
-            variants.append(Variant(f"{name}{at}", f"{folder}{at}", model, references, folder, scale))
+            variants.append(Variant(f"{name}{at}", model, references, folder, scale))
     return variants
 
 
@@ -262,12 +257,9 @@ def model_variants(models: Sequence[ModelSettings]) -> list[Variant]:
         parts.append((*above, f"{last}{ending}"))
         if parts[-1] in parts[:-1]:
             raise HfpatchError(f"--model {model.name}: named twice; a model is compared with others")
-    labels = tuple(f"{name} (model)" if name in RESERVED else name for name in short_names(parts))
-    variants = []
-    for number, (label, model) in enumerate(zip(labels, models, strict=True)):
-        log_name = f"{model.full_name}@{model.revision}" if model.revision else model.full_name
-        variants.append(Variant(label, log_name, model, labels[:number]))
-    return variants
+    labels = tuple(f"{name} (model)" if name == ANSWERS else name for name in short_names(parts))
+    pairs = zip(labels, models, strict=True)
+    return [Variant(label, model, labels[:number]) for number, (label, model) in enumerate(pairs)]
 
 
 def hash_patch(folder: Path) -> str:

@@ -76,7 +76,10 @@ MODEL = ("--model", "tinyworld/gpt2")
         ((*MODEL, "--device_map", "autoo"), "--device-map has 'autoo' (did you mean 'auto'?); use auto, balanced"),
         ((*MODEL, "--device", "npu:7"), "device npu:7: not available here ("),
         ((*MODEL, "--device", "cpu", "--device_map", "auto"), "--device cpu: --device-map and --tp choose the devices"),
-        ((*MODEL, "--log_samples"), "--log-samples: needs --output DIR"),
+        (
+            (*MODEL, "--log_samples"),
+            "hfpatch lm_eval --model hfpatch --model_args pretrained=ID,patch=DIR --log_samples",
+        ),
         ((*MODEL, "--model_args", "dtype=float16"), "--model_args: is an option of lm-eval; write keys of a recipe"),
         ((*MODEL, "--gen_kwargs=temperature=0"), "write evaluation.gen_kwargs.KEY=VALUE"),
         ((*MODEL, "--predict_only"), "--predict_only: is an option of lm-eval; hfpatch lm_eval takes it"),

@@ -45,9 +45,10 @@ def test_lm_eval_scores_a_patched_folder(tmp_path, tokenizer, support, monkeypat
     form = {"output_type": "loglikelihood", "doc_to_text": "text", "doc_to_target": "{{' ' + word}}"}
     write_task(tasks, "last_word", **form, metric_list=[{"metric": "acc"}])
     arguments = ["lm_eval", "--model", "hfpatch", "--model_args", f"pretrained={base},patch={patch}", "--device", "cpu"]
-    arguments += ["--include_path", str(tasks), "--tasks", "last_word", "--output_path", f"{tmp_path}/out.json"]
+    arguments += ["--include_path", str(tasks), "--tasks", "last_word", "--output_path", f"{tmp_path}/out"]
     assert main([*arguments, "--log_samples"]) == 0
-    (written,) = tmp_path.glob("samples_last_word_*.jsonl")
+    (written,) = tmp_path.glob("out/*/samples_last_word_*.jsonl")
+    assert len(list(written.parent.glob("results_*.json"))) == 1
     scores = [float(json.loads(line)["resps"][0][0][0]) for line in written.read_text().splitlines()]
     with torch.no_grad():
         texts = [(row["text"], f" {row['word']}") for row in rows]

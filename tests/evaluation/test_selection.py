@@ -1,6 +1,6 @@
 """Tasks by their own names and by those of groups, tags and patterns, each with its limit; chat templates by name.
 
-Prompts are compared with lm-eval's in test_sample_log.py.
+Prompts are compared with lm-eval's in test_same_as_lm_eval.py.
 """
 
 import pytest
