@@ -1,21 +1,21 @@
-"""The options of ``eval``, as one dataclass; what lm-eval has too is called as there."""
+"""The options of ``eval``: one dataclass, and keys of recipes; what lm-eval has too is called as there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from hfpatch.cli import options
-from hfpatch.cli.help import CommandLineError
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, nearest
 
 _OUTPUT = "Output"
+_SHORT = {"-f": "--num-fewshot", "-b": "--batch-size"}  # of lm-eval
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class EvalOptions:
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Keys of a recipe that have no option here: evaluation.apply_chat_template=true, "
-            "evaluation.gen_kwargs.temperature=0.8, model.load_in_4bit=true.",
+            help="Keys of a recipe's sections evaluation and model that have no option here; also as options: "
+            "evaluation.num_fewshot=5 is --num-fewshot 5, model.load_in_4bit=true is --load-in-4bit.",
         ),
     ] = None
     model: Annotated[
@@ -50,14 +50,6 @@ class EvalOptions:
     ] = None
     include_path: Annotated[
         Path | None, typer.Option(help="A folder with more task files; code that they name is run.")
-    ] = None
-    cluster: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TASK=COLUMN",
-            help="The column that says which documents of a task belong together, as questions on one passage; may be "
-            "repeated. TASK= for none.",
-        ),
     ] = None
     patch: Annotated[
         list[Path] | None,
@@ -83,19 +75,6 @@ class EvalOptions:
             help="Only the first documents of each task, or of one: --limit 100 --limit wikitext=5; below 1 a share.",
         ),
     ] = None
-    num_fewshot: Annotated[
-        int | None, typer.Option("--num-fewshot", "-f", min=0, help="Examples before each question.")
-    ] = None
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Longest row in tokens; the model's limit if not given.")
-    ] = None
-    token_budget: Annotated[
-        int | None, typer.Option(min=1, help="Tokens scored at once; chosen for the device if not given.")
-    ] = None
-    batch_size: Annotated[
-        int | None,
-        typer.Option("--batch-size", "-b", min=1, help="Rows of one batch in text generation; 16 if not given."),
-    ] = None
     output: Annotated[
         Path | None,
         typer.Option(
@@ -108,9 +87,6 @@ class EvalOptions:
     cache: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Without --output: keep answers for the next call, and use them.")
     ] = True
-    allow_unknown_base: Annotated[
-        bool, typer.Option("--allow-unknown-base", help="Continue if the base does not have its published score.")
-    ] = False
     allow_other_base: options.AllowOtherBase = False
     data_dir: options.DataDir = None
     gguf_file: options.GgufFile = None
@@ -152,38 +128,52 @@ class EvalOptions:
 
 
 class EvalCommand(TyperCommand):
-    """A command that says what to write for an option of lm-eval that it does not have."""
+    """A command whose options may be keys of recipes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; ``--num_fewshot``, as lm-eval writes it, is ``--num-fewshot``."""
-        try:
-            return list(super().parse_args(ctx, args))
-        except CommandLineError as error:
-            option = str(getattr(error, "option_name", ""))
-            key = option.removeprefix("--").replace("-", "_")
-            if not option.startswith("--") or key not in _LM_EVAL:
-                raise
-            where = f"write {_LM_EVAL[key]}" if _LM_EVAL[key] else "hfpatch lm_eval takes it"
-            raise HfpatchError(f"--{key}: is an option of lm-eval; {where}") from None
+        """Read the arguments; the option of a key is the override of it."""
+        options = {name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)}
+        words = args if ctx.resilient_parsing else with_overrides(args, options)  # a shell completes the former
+        return list(super().parse_args(ctx, words))
 
 
-_LM_EVAL = {
-    "model_args": "keys of a recipe, such as model.revision=main, and --patch DIR",
-    "gen_kwargs": "evaluation.gen_kwargs.KEY=VALUE, such as evaluation.gen_kwargs.temperature=0.8",
-    "seed": "evaluation.seed=[0, 1234, 1234, 1234]",
-    "apply_chat_template": "evaluation.apply_chat_template=true",
-    "system_instruction": "evaluation.system_instruction=TEXT",
-    "fewshot_as_multiturn": "evaluation.fewshot_as_multiturn=true",
-    "confirm_run_unsafe_code": "evaluation.confirm_run_unsafe_code=true",
-    "output_path": "--output DIR",
-    "use_cache": "--cache, which is the default",
-    "log_samples": "hfpatch lm_eval --model hfpatch --model_args pretrained=ID,patch=DIR --log_samples",
-    "max_batch_size": "--token-budget N",
-    **dict.fromkeys(("cache_requests", "check_integrity", "config", "hf_hub_log_args", "metadata", "predict_only"), ""),
-    **dict.fromkeys(("samples", "show_config", "trackio_args", "verbosity", "wandb_args", "wandb_config_args"), ""),
-    "write_out": "",
-}
-"""What to write for each option of lm-eval that ``eval`` has not; nothing where there is nothing."""
+def with_overrides(words: Sequence[str], options: Collection[str]) -> list[str]:
+    """Return a command line with ``evaluation.KEY=VALUE`` or ``model.KEY=VALUE`` for what is not among its options.
+
+    A key that may be true needs no value; ``A=B,C=D`` are the entries of one that is a mapping.
+
+    Raises:
+        HfpatchError: if something else is no key, or lacks its value.
+    """
+    read, left = list[str](), list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, value = _SHORT.get(word, word).partition("=")
+        if not name.startswith("--") or name.replace("_", "-") in options:
+            read.append(word)
+            continue
+        from hfpatch.recipes.base import ModelSettings  # imports pydantic
+        from hfpatch.recipes.evaluation import EvaluationSettings
+
+        keys = {f"evaluation.{key}": field.annotation for key, field in EvaluationSettings.model_fields.items()}
+        keys |= {f"model.{key}": field.annotation for key, field in ModelSettings.model_fields.items()}
+        by_option = {f"--{key.partition('.')[2].replace('_', '-')}": key for key in keys}
+        key = by_option.get(name.replace("_", "-"))
+        if key is None:
+            raise HfpatchError(
+                f"{name}: eval has no such option{nearest(name, [*options, *by_option])}; for others of lm-eval use "
+                "hfpatch lm_eval --model hfpatch --model_args pretrained=ID,patch=DIR"
+            )
+        kind = keys[key]
+        if not equals and bool in (kind, *get_args(kind)) and (not left or left[0][:1] == "-" or "=" in left[0]):
+            value = "true"
+        elif not equals and not left:
+            raise HfpatchError(f"{name}: needs a value; write {name} VALUE")
+        elif not equals:
+            value = left.pop(0)
+        is_mapping = get_origin(kind) is dict and "=" in value
+        read += [f"{key}.{entry}" for entry in value.split(",")] if is_mapping else [f"{key}={value}"]
+    return read
 
 
 def command_of(run: Callable[[EvalOptions], None]) -> Callable[..., None]:

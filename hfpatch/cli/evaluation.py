@@ -98,22 +98,10 @@ def read_settings(given: EvalOptions, more: dict[str, Any]) -> EvaluationSetting
         if name and name not in names:
             raise HfpatchError(f"--limit {name}=: {name!r} is not among --tasks{nearest(name, names)}")
     limit = limits.pop("", None)
-    clusters: dict[str, str | None] = {}
-    for text in given.cluster or ():
-        task, equals, column = (part.strip() for part in text.partition("="))
-        if not task or not equals:
-            raise HfpatchError(f"--cluster {text}: write it as TASK=COLUMN, such as boolq=passage")
-        clusters[task] = column or None
     values = {
         "tasks": {name: {"limit": limits.get(name)} for name in names} if limits else names,
         "include_path": str(given.include_path) if given.include_path else None,
         "limit": limit,
-        "num_fewshot": given.num_fewshot,
-        "max_length": given.max_length,
-        "token_budget": given.token_budget,
-        **({} if given.batch_size is None else {"batch_size": given.batch_size}),
-        "allow_unknown_base": given.allow_unknown_base,
-        "cluster": clusters,
     }
     return validate({**values, **more}, EvaluationSettings, "hfpatch eval")
 

@@ -332,7 +332,6 @@ def test_models_and_patches_that_cannot_be_had_are_one_line(capsys, tmp_path, mo
     arguments += ["--tasks", "tinyworld_questions", "--cluster"]
     assert "no column 'pasage' to be the cluster" in refused(capsys, *arguments, "tinyworld_questions=pasage")
     assert "cluster names 'boolq', which is not among tasks" in refused(capsys, *arguments, "boolq=passage")
-    assert "--cluster kind: write it as TASK=COLUMN" in refused(capsys, *arguments, "kind")
 
 
 @pytest.mark.parametrize("command", ["eval", "inspect", "export"])

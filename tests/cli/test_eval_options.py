@@ -8,9 +8,9 @@ import pytest
 from cli.conftest import refused
 from lm_eval.tasks import TaskManager
 
-from hfpatch.__main__ import main
-from hfpatch.cli.eval_options import EvalOptions
+from hfpatch.cli.eval_options import EvalOptions, with_overrides
 from hfpatch.cli.evaluation import device_map_of, read_models, read_overrides, read_settings
+from hfpatch.recipes.evaluation import EvaluationSettings
 
 
 def settings_of(*overrides, **options):
@@ -19,7 +19,8 @@ def settings_of(*overrides, **options):
 
 
 def test_options_and_keys_of_recipes_become_settings():
-    settings = settings_of("evaluation.gen_kwargs.temperature=0.5", limit=["100", "b=0.5"], batch_size=3)
+    keys = ["evaluation.gen_kwargs.temperature=0.5", "evaluation.batch_size=3"]
+    settings = settings_of(*keys, limit=["100", "b=0.5"])
     assert list(settings.tasks) == ["a", "b"]
     assert [settings.limit_of(name, 9) for name in settings.tasks] == [100, 5]  # ⌈4.5⌉
     assert (settings.batch_size, settings.gen_kwargs) == (3, {"temperature": 0.5})
@@ -76,13 +77,13 @@ MODEL = ("--model", "tinyworld/gpt2")
         ((*MODEL, "--device_map", "autoo"), "--device-map has 'autoo' (did you mean 'auto'?); use auto, balanced"),
         ((*MODEL, "--device", "npu:7"), "device npu:7: not available here ("),
         ((*MODEL, "--device", "cpu", "--device_map", "auto"), "--device cpu: --device-map and --tp choose the devices"),
-        (
-            (*MODEL, "--log_samples"),
-            "hfpatch lm_eval --model hfpatch --model_args pretrained=ID,patch=DIR --log_samples",
-        ),
-        ((*MODEL, "--model_args", "dtype=float16"), "--model_args: is an option of lm-eval; write keys of a recipe"),
-        ((*MODEL, "--gen_kwargs=temperature=0"), "write evaluation.gen_kwargs.KEY=VALUE"),
-        ((*MODEL, "--predict_only"), "--predict_only: is an option of lm-eval; hfpatch lm_eval takes it"),
+        ((*MODEL, "--log_samples"), "use hfpatch lm_eval --model hfpatch --model_args pretrained=ID,patch=DIR"),
+        ((*MODEL, "--num-fewshots", "3"), "--num-fewshots: eval has no such option (did you mean '--num-fewshot'?)"),
+        ((*MODEL, "--outptu", "x"), "--outptu: eval has no such option (did you mean '--output'?)"),
+        ((*MODEL, "--num_fewshot", "-1"), "num_fewshot is -1; must be greater than or equal to 0"),
+        ((*MODEL, "--num_fewshot"), "--num_fewshot: needs a value; write --num_fewshot VALUE"),
+        ((*MODEL, "--gen_kwargs=temperature=0"), "gen_kwargs: none of the tasks generates text"),
+        ((*MODEL, "--cluster", "kind"), 'cluster is "kind"; must be'),
         ((*MODEL, "--output", "x.json"), "--output x.json: is a folder"),
         ((*MODEL, "--json", "--latex"), "--json and --latex: print one of them"),
         (
@@ -96,19 +97,45 @@ def test_what_cannot_be_done_is_one_line(capsys, words, message):
     assert message in refused(capsys, "eval", *tasks, *words)
 
 
-def test_every_option_of_lm_eval_is_taken_or_named(capsys):
+OPTIONS = {"--model", "--tasks", "--limit", "--allow-other-base"}
+"""Some that `eval` has itself."""
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        (
+            "--tasks a --limit a=3 --allow_other_base x=1",
+            ["--tasks", "a", "--limit", "a=3", "--allow_other_base", "x=1"],
+        ),
+        ("--num_fewshot 5 --batch-size=8", ["evaluation.num_fewshot=5", "evaluation.batch_size=8"]),
+        ("-f 5 -b 8", ["evaluation.num_fewshot=5", "evaluation.batch_size=8"]),
+        ("--seed [1,2,3,4]", ["evaluation.seed=[1,2,3,4]"]),
+        ("--load-in-4bit --bnb-4bit-quant-type fp4", ["model.load_in_4bit=true", "model.bnb_4bit_quant_type=fp4"]),
+        ("--allow_unknown_base model.dtype=x", ["evaluation.allow_unknown_base=true", "model.dtype=x"]),
+        ("--apply_chat_template rag", ["evaluation.apply_chat_template=rag"]),
+        ("--apply_chat_template", ["evaluation.apply_chat_template=true"]),
+        ("--fewshot_as_multiturn false", ["evaluation.fewshot_as_multiturn=false"]),
+        ("--gen_kwargs a=1,b=2", ["evaluation.gen_kwargs.a=1", "evaluation.gen_kwargs.b=2"]),
+        ("--cluster t=c --cluster u=d", ["evaluation.cluster.t=c", "evaluation.cluster.u=d"]),
+        ("--system_instruction a=b", ["evaluation.system_instruction=a=b"]),
+    ],
+)
+def test_options_are_keys_of_recipes(words, read):
+    assert with_overrides(words.split(), OPTIONS) == read
+
+
+def test_every_option_of_lm_eval_is_taken_or_refused_in_one_line(capsys):
     from lm_eval._cli.run import Run  # lm-eval's parser is private
 
     parser = argparse.ArgumentParser()
     Run(parser.add_subparsers())
     (run,) = [action.choices["run"] for action in parser._actions if action.choices]
-    ours = {field.name for field in fields(EvalOptions)}
-    assert not [
-        name
-        for action in run._actions
-        for name in [max(action.option_strings, key=len).removeprefix("--")]
-        if name not in ours and main(["eval", f"--{name}"]) == 2 and "of lm-eval" not in capsys.readouterr().err
-    ]
+    names = {max(action.option_strings, key=len).removeprefix("--") for action in run._actions}
+    taken = {field.name for field in fields(EvalOptions)} | {*EvaluationSettings.model_fields}
+    assert {"apply_chat_template", "batch_size", "gen_kwargs", "num_fewshot", "seed"} <= names & taken
+    for name in names - taken - {"help"}:
+        assert "use hfpatch lm_eval" in refused(capsys, "eval", f"--{name}")
 
 
 def test_an_unknown_task_of_lm_eval_is_one_line(capsys, tmp_path, monkeypatch):
