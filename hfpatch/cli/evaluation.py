@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from dataclasses import fields
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +11,7 @@ from hfpatch.cli.eval_options import EvalOptions
 from hfpatch.cli.options import model_settings
 from hfpatch.cli.running import interruptible, loading_libraries
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.support.files import write_text
-from hfpatch.support.folders import cache_folder, eval_dir, is_writable
+from hfpatch.support.folders import cache_folder, is_writable
 
 if TYPE_CHECKING:
     from hfpatch.recipes.base import ModelSettings
@@ -120,32 +115,6 @@ def device_map_of(given: EvalOptions) -> str | None:
     return given.device
 
 
-def task_list(what: str, include_path: Path | None = None) -> str:
-    """Return lm-eval's tables of tasks, groups and tags, with hfpatch's and the user's own.
-
-    lm-eval reads 13,000 files to make them, so they are kept under a hash of these files' names, sizes and times.
-    ``what`` is one of ``_LISTS``.
-    """
-    if include_path is not None and not include_path.is_dir():
-        raise HfpatchError(f"{include_path}: no such folder; include_path is a folder with task files")
-    spec = find_spec("lm_eval")
-    tasks = [Path(root) / "tasks" for root in (spec.submodule_search_locations or ())] if spec is not None else []
-    folders = [*tasks, eval_dir(), *([include_path] if include_path is not None else [])]
-    files = (Path(root, name) for folder in folders for root, _, names in os.walk(folder) for name in names)
-    states = [(file, file.stat()) for file in files if file.suffix in (".yaml", ".py")]
-    facts = sorted(f"{file} {state.st_size} {state.st_mtime_ns}" for file, state in states)
-    stamp = hashlib.sha256("\n".join((version("lm_eval"), what, *facts)).encode()).hexdigest()
-    kept = cache_folder("tasks") / f"{stamp}.txt"
-    if kept.is_file():
-        return kept.read_text(encoding="utf-8")
-    from hfpatch.evaluation.index import list_tasks
-
-    text = list_tasks(what, include_path)
-    if is_writable(kept.parent, "the lists of tasks"):
-        write_text(kept, text)
-    return text
-
-
 def _refuse_others(given: EvalOptions) -> None:
     """Refuse options beside a list of tasks, which only --include-path changes."""
     changed = [field.name for field in fields(given) if getattr(given, field.name) != field.default]
@@ -165,7 +134,9 @@ def evaluate(given: EvalOptions) -> None:
     """
     if given.tasks in _LISTS:
         _refuse_others(given)
-        print(task_list(given.tasks, given.include_path))
+        from hfpatch.evaluation.index import list_tasks
+
+        print(list_tasks(given.tasks, given.include_path))
         return
     if given.output is not None and not given.cache:
         raise HfpatchError(f"--no-cache: answers are kept in --output {given.output}; leave one of them out")

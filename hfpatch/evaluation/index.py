@@ -66,7 +66,8 @@ def file_stamp(files: Iterable[Path]) -> Stamp:
 
 def list_tasks(what: str, include_path: Path | None = None) -> str:
     """Return lm-eval's tables of all tasks, groups and tags, one of :data:`LISTS`, with hfpatch's and the user's."""
-    folders = [*_HFPATCH_FOLDERS, *([include_path] if include_path is not None else [])]
+    added = AddedFolder.at(include_path).path
+    folders = [*_HFPATCH_FOLDERS, *([added] if added is not None else [])]
     with quiet():
         return str(TaskManager(include_path=folders).list_all_tasks(**LISTS[what]))
 

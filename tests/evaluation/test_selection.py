@@ -119,19 +119,6 @@ def test_the_tables_of_tasks_are_lm_evals(folder, capsys, monkeypatch):
         assert f"error: {option[0]}: --tasks list prints what tasks there are" in capsys.readouterr().err
 
 
-def test_a_table_of_tasks_is_kept_until_a_file_changes(folder, capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path / "cache"))
-    made = []
-    monkeypatch.setattr(index, "list_tasks", lambda *asked: made.append(asked) or f"table {len(made)}")
-    for expected in ("table 1", "table 1"):
-        assert main(["eval", "--tasks", "list", "--include_path", str(folder)]) == 0
-        assert capsys.readouterr().out == f"{expected}\n"
-    (folder / "another.yaml").write_text("task: another\n")
-    assert main(["eval", "--tasks", "list", "--include_path", str(folder)]) == 0
-    assert main(["eval", "--tasks", "list_tags", "--include_path", str(folder)]) == 0
-    assert capsys.readouterr().out == "table 2\ntable 3\n"
-
-
 def test_scores_of_groups_as_markdown_and_latex(capsys, folder):
     arguments = ["eval", "--model", "tinyworld/gpt2", "--tasks", "own_group,own_word", "--include_path", str(folder)]
     arguments += ["--limit", "own_word=3", "--limit", "5", "--no-cache"]
