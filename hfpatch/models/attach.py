@@ -12,7 +12,7 @@ from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery
 from hfpatch.nn.calls import CALLS, SharedLinear, shared
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.mixed import MixedProjection
-from hfpatch.nn.nonlinear import HiddenProjection, HiddenState, NonlinearProjection, init_nonlinear
+from hfpatch.nn.nonlinear import NonlinearProjection, init_nonlinear
 from hfpatch.nn.preprojection import ContentSkip, PreProjection
 
 Plan = dict[str, Any]
@@ -33,15 +33,12 @@ def attach(model: nn.Module, plan: Plan) -> None:
         _replace(model, item, plan)
     for item in plan.get("pre_projections", ()):  # models that were saved before there were any have none
         _pre_project(model, item, plan)
-    owners: list[Any] = [module for module in model.modules() if isinstance(module, SharedLinear)]
-    owners += [module.source for module in model.modules() if isinstance(module, HiddenProjection)]
+    owners = [module for module in model.modules() if isinstance(module, SharedLinear)]
     if owners:
         model.register_forward_hook(partial(_forget, owners), always_call=True)
-    if any(item["reads"] for item in plan["projections"]):
-        model.supports_gradient_checkpointing = False  # type: ignore[assignment]  # a block reads another block's MLP
 
 
-def _forget(owners: list[Any], model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+def _forget(owners: list[SharedLinear], model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Clear the values that a failed call left."""
     for owner in owners:
         CALLS.values.pop(owner, None)
@@ -106,20 +103,17 @@ def _replace(model: nn.Module, item: dict[str, Any], plan: Plan) -> None:
     """Exchange one stock projection."""
     stock = model.get_submodule(item["at"])
     weight, bias = _rows(stock)
-    mlp, _, down = (item["reads"] or "").rpartition(".")
-    source = HiddenState(model.get_submodule(mlp), down) if item["reads"] else None
     partners = []
     for path in item["joins"]:  # whose product may then be computed with another's
         partners.append(shared(_linear(*_rows(model.get_submodule(path)), keep_bias=True)))
         _set(model, path, partners[-1])
     paths: dict[str, nn.Module] = {}
-    options = {"f": item["f"], **item["options"], **({"source": source} if source else {})}
     for name, (_, length) in item["spans"].items():
         sizes = {"hidden_size": weight.shape[1], "out_features": item["groups"] * length}
         if item["anchor"] == "weight":
-            paths[name] = WeightAnchoredQuery(**sizes, bias=bias is not None, **options)
+            paths[name] = WeightAnchoredQuery(**sizes, bias=bias is not None, **item["options"])
         else:
-            paths[name] = IdentityAnchoredQuery(**sizes, **options)
+            paths[name] = IdentityAnchoredQuery(**sizes, f=item["f"], **item["options"])
     new = MixedProjection(
         inputs=weight.shape[1],
         groups=item["groups"],
@@ -134,15 +128,14 @@ def _replace(model: nn.Module, item: dict[str, Any], plan: Plan) -> None:
     for name, (start, length) in new.spans.items():
         # the anchor, or a linear f, takes the values of the stock matrix; other f are drawn
         columns, path, named = list(range(start, start + length)), new.paths[name], f"{item['at']}.{name}"
-        f, drawn = path.f, {"seed": plan["seed"], "std": plan["std"]}
+        f = path.f
         if isinstance(path, WeightAnchoredQuery):
             _fill(path.anchor, _chosen(weight, columns, new), _chosen(bias, columns, new))
         if isinstance(f, NonlinearProjection):
+            drawn = {"seed": plan["seed"], "std": plan["std"]}
             init_nonlinear(up=f.up, down=f.down, norm_out=f.norm_out, silent=False, name=named, **drawn)
         elif isinstance(f, nn.Linear):
             _fill(f, _chosen(weight, columns, new), None)
-        elif isinstance(f, HiddenProjection):
-            normal_(f.down.weight, name=f"{named}_hidden", **drawn)
     if new.rest is not None:
         _fill(new.rest, _chosen(weight, new.rest_columns(), new), _chosen(bias, new.rest_columns(), new))
     _set(model, item["at"], new)

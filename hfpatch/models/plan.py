@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from hfpatch.errors import HfpatchError
@@ -12,14 +10,9 @@ from hfpatch.models.attach import Plan, reshape
 from hfpatch.nn.nonlinear import bottleneck_rank
 from hfpatch.nn.preprojection import inner_width
 from hfpatch.recipes.models import PreProjectionSettings, QuerySettings, ScratchSettings
-from hfpatch.sites import AttentionSite, features, find_sites, submodule
-from hfpatch.sites.modules import has_module
+from hfpatch.sites import AttentionSite, find_sites
 
 HEAD_SIZE_TYPES = ("gpt2",)  # whose attention is resized; others have a key for it in their configuration
-DOWN_PROJECTIONS = (
-    "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.down_proj", "mlp.fc_out", "mlp.fc2", "mlp.c_fc2", "feed_forward.down_proj",
-    "fc2",
-)  # fmt: skip
 _DEFAULT_STD = 0.02  # of matrices, where a configuration names none
 _ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU", "relu2": "ReLU²", "silu": "SiLU", "identity": ""}
 _NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LN", "none": ""}
@@ -73,38 +66,9 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
             UserWarning,
             stacklevel=1,
         )
-    readers = _hidden_activations(outline, sites) if settings.query.source == "mlp" else {}
     for site in sites:
-        plan["projections"] += _projections(site, settings.query, readers.get(site.name))
+        plan["projections"] += _projections(site, settings.query)
     return plan
-
-
-def _hidden_activations(outline: Any, sites: Sequence[AttentionSite]) -> dict[str, str]:
-    """Return, by site, the down-projection of the MLP before it, whose input f reads.
-
-    Raises:
-        HfpatchError: if there is none, or it is too narrow.
-    """
-    if len(sites) < 2:
-        raise HfpatchError(
-            "architecture.query.source: mlp needs at least two blocks, as the first one has none before it"
-        )
-    readers = {}
-    for before, site in pairwise(sites):
-        block = before.block_path
-        name = next((name for name in DOWN_PROJECTIONS if has_module(outline, f"{block}.{name}")), None)
-        if name is None:
-            raise HfpatchError(
-                f"architecture.query.source: mlp needs one MLP with one down-projection in every block; {block} "
-                f"has none of {', '.join(DOWN_PROJECTIONS)} (mixtures of experts have no such hidden activations)"
-            )
-        inner = features(submodule(outline, f"{block}.{name}", of=block))[0]
-        if inner < site.hidden_size:
-            raise HfpatchError(
-                f"architecture.query.source: mlp needs an MLP at least d={site.hidden_size} wide; {block} has {inner}"
-            )
-        readers[site.name] = f"{block}.{name}"
-    return readers
 
 
 def _pre_projection(site: AttentionSite, settings: PreProjectionSettings) -> Plan:
@@ -132,14 +96,14 @@ def _pre_projection(site: AttentionSite, settings: PreProjectionSettings) -> Pla
     }
 
 
-def _projections(site: AttentionSite, query: QuerySettings, reads: str | None) -> list[Plan]:
+def _projections(site: AttentionSite, query: QuerySettings) -> list[Plan]:
     """Return an item for each projection of a site that changes.
 
     Raises:
         HfpatchError: if one of them cannot be changed so.
     """
     # f, and its options
-    f = {"identity": "none", "residual": "linear", "nonlinear": "hidden" if reads else "nonlinear"}[query.path]
+    f = {"identity": "none", "residual": "linear", "nonlinear": "nonlinear"}[query.path]
     options: Plan = {}
     if f == "nonlinear":
         try:
@@ -147,8 +111,7 @@ def _projections(site: AttentionSite, query: QuerySettings, reads: str | None) -
         except HfpatchError as error:
             raise HfpatchError(f"architecture.query: {error}") from error
         options["activation_name"] = query.activation
-    if query.path == "nonlinear":
-        options["input_norm"], options["output_norm"] = _norms(query, from_mlp=bool(reads))
+        options["input_norm"], options["output_norm"] = query.input_norm, query.output_norm
 
     # The columns of each target
     items: dict[str, Plan] = {}
@@ -174,10 +137,9 @@ def _projections(site: AttentionSite, query: QuerySettings, reads: str | None) -
             "groups": columns.groups,
             "width": columns.width,
             "spans": {},
-            "anchor": "weight" if query.anchor == "weight" else "identity",
+            "anchor": query.anchor,
             "fused": query.fused,
             "joins": [],
-            "reads": reads,
             "f": f,
             "options": options,
         }
@@ -197,12 +159,6 @@ def _projections(site: AttentionSite, query: QuerySettings, reads: str | None) -
     return list(items.values())
 
 
-def _norms(query: QuerySettings, *, from_mlp: bool) -> tuple[str, str]:
-    """Return input and output norm of f: the settings' own, or the defaults of an f that reads x or an MLP."""
-    defaults = ("none", "none") if from_mlp else ("rmsnorm", "layernorm")
-    return query.input_norm or defaults[0], query.output_norm or defaults[1]
-
-
 def describe_paths(settings: ScratchSettings) -> str:
     """Return a pre-projection, if there is one, and `describe_query`.
 
@@ -220,7 +176,7 @@ def describe_paths(settings: ScratchSettings) -> str:
 def describe_query(settings: QuerySettings) -> str:
     """Return how queries (keys, values) are computed: ``Q = (x + f(x))/2, f = LN(GELU(RMSNorm(x) W₁) W₂)``.
 
-    x: the input of the attention module; h: the hidden activations of the previous block's MLP.
+    x is the input of the attention module.
     """
     symbols = [_SYMBOLS[target] for target in settings.targets]
     left = ", ".join(symbols)
@@ -232,15 +188,9 @@ def describe_query(settings: QuerySettings) -> str:
     if settings.path == "residual":
         return f"{left} = x + x W"
     anchor = "x" if settings.anchor == "identity" else stock
-
-    # f reads x, or the hidden activations h of an MLP
-    from_mlp = settings.source == "mlp"
-    norm_in, norm_out = (_NORMS[name] for name in _norms(settings, from_mlp=from_mlp))
-    if from_mlp:
-        f = _applied(norm_out, f"{_applied(norm_in, 'h[0:d]')} W′")
-    else:
-        inner = _applied(_ACTIVATIONS[settings.activation], f"{_applied(norm_in, 'x')} W₁")
-        f = _applied(norm_out, f"{inner} W₂") + ("" if settings.rank is None else f", rank {settings.rank}")
+    inner = _applied(_ACTIVATIONS[settings.activation], f"{_applied(_NORMS[settings.input_norm], 'x')} W₁")
+    f = _applied(_NORMS[settings.output_norm], f"{inner} W₂")
+    f += "" if settings.rank is None else f", rank {settings.rank}"
     return f"{left} = ({anchor} + f(x))/2, f = {f}"
 
 

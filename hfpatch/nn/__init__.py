@@ -5,7 +5,7 @@ from hfpatch.nn.convolution import ShortConvolution, short_convolution
 from hfpatch.nn.functions import ACTIVATIONS, NORMS, activation, make_norm
 from hfpatch.nn.initialization import low_rank_, normal_, orthonormal_, orthonormal_rows, seeded_generator, uniform_
 from hfpatch.nn.mixed import MixedProjection
-from hfpatch.nn.nonlinear import HiddenProjection, HiddenState, NonlinearProjection, nonlinear_map
+from hfpatch.nn.nonlinear import NonlinearProjection, nonlinear_map
 from hfpatch.nn.preprojection import ContentSkip, PreProjection, inner_width, pre_project
 from hfpatch.nn.temperature import QueryTemperature, scale_heads
 
@@ -13,8 +13,6 @@ __all__ = [
     "ACTIVATIONS",
     "NORMS",
     "ContentSkip",
-    "HiddenProjection",
-    "HiddenState",
     "IdentityAnchoredQuery",
     "MixedProjection",
     "NonlinearProjection",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.initialization import normal_
-from hfpatch.nn.nonlinear import HiddenProjection, NonlinearProjection
+from hfpatch.nn.nonlinear import NonlinearProjection
 
 
 def anchored(anchor: Tensor, f: Tensor) -> Tensor:
@@ -31,16 +31,15 @@ class IdentityAnchoredQuery(nn.Module):
         Q = x                       f = none
         Q = x + x W                 f = linear, one d × d matrix
         Q = (x + f(x)) / 2          f = nonlinear, see :class:`NonlinearProjection`
-        Q = (x + f(h)) / 2          f = hidden, see :class:`HiddenProjection`
 
     Source: arXiv 2603.13381; the first form also arXiv 2510.23912.
 
     Args:
         hidden_size: d.
         out_features: d_q.
-        f: ``none``, ``linear``, ``nonlinear`` or ``hidden``.
+        f: ``none``, ``linear`` or ``nonlinear``.
         seed: seed of the initialisation.
-        **options: passed to :class:`NonlinearProjection` or :class:`HiddenProjection`.
+        **options: passed to :class:`NonlinearProjection`.
 
     Raises:
         HfpatchError: if d_q differs from d, or ``f`` is unknown.
@@ -59,10 +58,8 @@ class IdentityAnchoredQuery(nn.Module):
             normal_(self.f.weight, std=hidden_size**-0.5, seed=seed, name="linear")
         elif f == "nonlinear":
             self.f = NonlinearProjection(hidden_size=hidden_size, out_features=out_features, seed=seed, **options)
-        elif f == "hidden":
-            self.f = HiddenProjection(hidden_size=hidden_size, out_features=out_features, seed=seed, **options)
         else:
-            raise HfpatchError(f"f={f!r} is not one of none, linear, nonlinear, hidden")
+            raise HfpatchError(f"f={f!r} is not one of none, linear, nonlinear")
 
     def forward(self, x: Tensor, f: Tensor | None = None) -> Tensor:
         """Map x to Q, both ``(batch, seq, hidden)``; ``f`` is a nonlinear f(x) that is computed already."""
@@ -80,9 +77,8 @@ class WeightAnchoredQuery(nn.Module):
         hidden_size: d.
         out_features: d_q.
         bias: whether the anchor has a bias, Q = (x W_Q + b_Q + f(x)) / 2.
-        f: ``nonlinear`` or ``hidden``.
         seed: seed of the initialisation of f; that of W_Q is left to the caller.
-        **options: passed to :class:`NonlinearProjection` or :class:`HiddenProjection`.
+        **options: passed to :class:`NonlinearProjection`.
     """
 
     def __init__(
@@ -91,14 +87,12 @@ class WeightAnchoredQuery(nn.Module):
         hidden_size: int,
         out_features: int,
         bias: bool = False,
-        f: str = "nonlinear",
         seed: int = 0,
         **options: Any,
     ) -> None:
         super().__init__()
-        made = HiddenProjection if f == "hidden" else NonlinearProjection
         self.anchor = nn.Linear(hidden_size, out_features, bias=bias)
-        self.f = made(hidden_size=hidden_size, out_features=out_features, seed=seed, **options)
+        self.f = NonlinearProjection(hidden_size=hidden_size, out_features=out_features, seed=seed, **options)
 
     def forward(self, x: Tensor, f: Tensor | None = None) -> Tensor:
         """Map x ``(batch, seq, hidden)`` to Q ``(batch, seq, out_features)``; ``f`` is f(x), if computed already."""

@@ -1,8 +1,6 @@
-"""The maps f of the query path: a bottleneck, and the hidden activations of the MLP before it."""
+"""The map f of the query path: a bottleneck between two norms."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -118,79 +116,6 @@ class NonlinearProjection(nn.Module):
             CALLS.keep(inner, "product", (normed, product))
             product = self.up(normed)
         f: Tensor = self.norm_out(self.down(self.act(product)))
-        return f
-
-
-class HiddenState:
-    """Passes the input of an MLP's down-projection to the next block's attention in the same call, which clears it.
-
-    Args:
-        mlp: the module that holds the down-projection.
-        down: its name there. Another module may be put in its place (quantised, or around it) at any time.
-    """
-
-    def __init__(self, mlp: nn.Module, down: str) -> None:
-        self._down = down
-        self._watched: nn.Module | None = None
-        mlp.register_forward_pre_hook(self._watch)
-        self._watch(mlp)
-
-    def keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Remember the input of the down-projection, ``(batch, seq, inner)``: a forward pre-hook."""
-        CALLS.keep(self, "value", args[0])
-
-    def _watch(self, mlp: nn.Module, *_: Any) -> None:
-        down: nn.Module = getattr(mlp, self._down)
-        if not any(module is self._watched for module in down.modules()):
-            self._watched = down
-            down.register_forward_pre_hook(self.keep)
-
-
-class HiddenProjection(nn.Module):
-    """Reuses the first d of the previous MLP's hidden activations h instead of a bottleneck.
-
-    .. math::
-        f = norm_out( norm_in(h[0:d]) W' )             h: (batch, seq, inner),  W': d -> d_q
-
-    Parameters: d·d_q and the gains. Source: arXiv 2603.13381, its extension.
-
-    Args:
-        hidden_size: d; the MLP has to be at least as wide.
-        out_features: d_q.
-        source: where h comes from.
-        input_norm: norm of h[0:d], a key of :data:`hfpatch.nn.NORMS`.
-        output_norm: norm of the product, a key of :data:`hfpatch.nn.NORMS`.
-        seed: seed of the initialisation, W' ~ N(0, 1/d).
-    """
-
-    def __init__(
-        self,
-        *,
-        hidden_size: int,
-        out_features: int,
-        source: HiddenState,
-        input_norm: str = "none",
-        output_norm: str = "none",
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        self.source = source
-        self.norm_in = make_norm(input_norm, hidden_size)
-        self.down = nn.Linear(hidden_size, out_features, bias=False)
-        self.norm_out = make_norm(output_norm, out_features)
-        normal_(self.down.weight, std=hidden_size**-0.5, seed=seed, name="hidden_down")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return f ``(batch, seq, out_features)``; x, which the other maps read, is not used.
-
-        Raises:
-            HfpatchError: if the MLP did not run.
-        """
-        kept: Tensor | None = CALLS.take(self.source, "value")
-        if kept is None:
-            raise HfpatchError("a query reads the hidden activations of the MLP before it, but that MLP did not run")
-        h = as_read_by(self.down, kept[..., : self.down.in_features])
-        f: Tensor = self.norm_out(self.down(self.norm_in(h)))
         return f
 
 

@@ -41,15 +41,12 @@ class QuerySettings(Section):
     """``linear``: x W_Q; ``identity``: x; ``residual``: x + xW; ``nonlinear``: (A + f(x))/2, A the anchor."""
     anchor: Literal["identity", "weight"] = "identity"
     """``identity``: A = x and W_Q is gone, which needs d_q = d; ``weight``: A = x W_Q, trained too."""
-    source: Literal["attention", "mlp"] = "attention"
-    """The input of f: ``attention`` is x; ``mlp`` is the first d hidden activations of the previous block's MLP, with
-    f = h[0:d] W'. The first block has none before it and reads x."""
     activation: Literal["gelu", "relu", "relu2", "silu", "identity"] = "gelu"
     """g; ``identity`` makes f linear, the capacity-matched control."""
-    input_norm: Norm | None = None
-    """The norm before f's first matrix; None takes rmsnorm for x and none for the MLP's activations."""
-    output_norm: Norm | None = None
-    """The norm after f's last matrix; None takes layernorm for x and none for the MLP's activations."""
+    input_norm: Norm = "rmsnorm"
+    """The norm before f's first matrix."""
+    output_norm: Norm = "layernorm"
+    """The norm after f's last matrix."""
     rank: PositiveInt | None = None
     """Width of f's bottleneck; None takes d/2, which makes f as large as W_Q."""
     targets: tuple[Literal["query", "key", "value"], ...] = ("query",)
@@ -62,15 +59,10 @@ class QuerySettings(Section):
     def _no_contradiction(self) -> QuerySettings:
         if not self.targets or len(set(self.targets)) < len(self.targets):
             raise ValueError(f"targets={list(self.targets)} must name query, key or value, each at most once")
-        idle = ["anchor", "source", "activation", "input_norm", "output_norm", "rank", "fused"]
+        idle = ["anchor", "activation", "input_norm", "output_norm", "rank", "fused"]
         idle += ["targets"] if self.path == "linear" else []
         if self.path != "nonlinear" and (idle := self.changed(idle)):
             raise ValueError(f"{idle[0]} has no effect with path: {self.path}; leave it out or set path: nonlinear")
-        if self.source == "mlp":
-            if self.fused:
-                raise ValueError("fused: true cannot go with source: mlp, whose f has no matrix that reads x")
-            if self.targets != ("query",):
-                raise ValueError("source: mlp feeds the query alone; set targets: [query]")
         if self.fused and self.input_norm == "layernorm":
             raise ValueError("fused: true needs input_norm: rmsnorm or none, which commute with the matrix behind them")
         return self

@@ -23,7 +23,6 @@ ATTENTIONS = {
     "llama": "model.layers.{}.self_attn",
     "mixtral": "model.layers.{}.self_attn",
 }
-DOWN = {"gpt2": "transformer.h.0.mlp.c_proj", "llama": "model.layers.0.mlp.down_proj"}
 HEADS, SIZE = 4, 8
 
 
@@ -139,20 +138,6 @@ def test_keys_values_and_all_else_start_from_the_stock_models_weights(case):
         assert made.get_submodule(at).rest.weight.shape == (64, 32)
     else:
         assert made.get_submodule(at).rest is None
-
-
-@pytest.mark.parametrize("case", DOWN)
-def test_f_reads_the_hidden_activations_of_the_mlp_before(case):
-    model = build(case, source="mlp", output_norm="layernorm")
-    tokens, name = make_tokens(), f"{ATTENTIONS[case].format(1)}.{projection(case)}"
-    hidden, _ = watched(model, DOWN[case], tokens)
-    x, y = watched(model, name, tokens)
-    f = model.get_submodule(name).paths["query"].f
-    with torch.no_grad():
-        expected = (x + F.layer_norm(hidden[..., :32] @ f.down.weight.T, (32,), f.norm_out.weight)) / 2
-    torch.testing.assert_close(query_of(case, y), expected, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match="does not support"):
-        model.gradient_checkpointing_enable()
 
 
 @pytest.mark.parametrize("anchor", ["identity", "weight"])
@@ -280,8 +265,6 @@ def test_head_sizes_in_the_configuration_and_nothing_asked():
         ("gpt2", {}, {"query": {}, "head_size": 10}, "d_q=40 and d=32"),
         ("gpt_neox", {}, {"head_size": 10}, "head_size: gpt_neox fixes it"),
         ("llama", {}, {"head_size": 9}, "architecture.head_size: llama refuses head_dim=9 .*even rotary"),
-        ("mixtral", {}, {"query": {"source": "mlp"}}, "mixtures of experts"),
-        ("gpt2", {"n_inner": 16}, {"query": {"source": "mlp"}}, "at least d=32 wide"),
         ("gpt2", {}, {"query": {"targets": ["query", "key", "value"], "fused": True}}, "fused"),
         ("gpt2", {}, {"pre_projection": {"expansion": 0.01}}, "pre_projection: expansion=0.01 gives an inner width"),
         ("gemma2", {}, {"pre_projection": {"content_skip": True}}, "normed or scaled before it is added"),

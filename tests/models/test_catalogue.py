@@ -28,10 +28,8 @@ PATHS = {
     "nonlinear": {},
     "weight": {"anchor": "weight", "activation": "relu2"},
     "fused": {"fused": True},
-    "mlp": {"source": "mlp", "output_norm": "layernorm"},
 }
 ALL = [("gpt_neox", "weight"), *((case, path) for case in ("gpt2", "llama", "mixtral") for path in PATHS)]
-ALL.remove(("mixtral", "mlp"))  # no hidden activations of one MLP
 EVERY = pytest.mark.parametrize(("case", "path"), ALL)
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
@@ -41,7 +39,7 @@ def made(case, path):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize(("case", "path"), [entry for entry in ALL if entry[1] != "mlp"])
+@EVERY
 def test_gradient_checkpointing_changes_no_gradient(case, path, reentrant):
     tokens, grads = make_tokens(), []
     for checkpointing in (False, True):
@@ -67,10 +65,9 @@ def test_compiled_it_is_one_graph_of_the_same_function(case, path):
         torch.testing.assert_close(other, plain, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("path", ["fused", "mlp"])
-def test_two_threads_in_step_and_a_call_that_fails(path):
+def test_two_threads_in_step_and_a_call_that_fails():
     """What modules hand to each other belongs to a call: both threads are in the same module at any time."""
-    model, tokens = made("llama", path).requires_grad_(False), [make_tokens(seed=seed) for seed in (0, 1)]
+    model, tokens = made("llama", "fused").requires_grad_(False), [make_tokens(seed=seed) for seed in (0, 1)]
     expected = [logits_of(model, batch) for batch in tokens]
 
     def fail(*_):

@@ -46,8 +46,6 @@ def nonlinear(**options):
         (nonlinear(input_norm="none"), BASE - QUERY + BOTTLENECK + L * D, None),
         (nonlinear(output_norm="none"), BASE - QUERY + BOTTLENECK + L * D, None),
         (nonlinear(input_norm="none", output_norm="none"), BASE - QUERY + BOTTLENECK, None),
-        # h[0:d] W' has no norms of its own; the first layer, with no MLP before it, has f(x) with both
-        (nonlinear(source="mlp"), BASE - QUERY + L * D * D + 2 * D, None),
         (nonlinear(targets=["value"]), BASE - L * D * D + BOTTLENECK + GAINS, None),
         # the MLP's width, w·d rounded
         ({"mlp_width": 4}, BASE, 84.95),

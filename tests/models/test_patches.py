@@ -114,16 +114,6 @@ def test_the_promises_hold(case, path, method, monkeypatch, request):
     assert [v.promise for v in report.verdicts if "does not apply" in v.measured] == idle
 
 
-@pytest.mark.parametrize("case", ["gpt2", "llama"])
-def test_an_mlps_activations_forbid_checkpointing_and_nothing_else(case, monkeypatch):
-    without_compile(monkeypatch, features=False)
-    report = hfpatch.check(build(case, source="mlp"), STACK[1])
-    assert report.passed, str(report)
-    assert [v.measured for v in report.verdicts if v.promise == "gradient checkpointing"] == [
-        "does not apply: the model does not support gradient checkpointing"
-    ]
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [

@@ -18,7 +18,6 @@ PLAIN = "f = LN(GELU(RMSNorm(x) W₁) W₂)"
         ({"activation": "identity"}, "Q = (x + f(x))/2, f = LN(RMSNorm(x) W₁ W₂)"),
         ({"activation": "relu2", "rank": 8}, "Q = (x + f(x))/2, f = LN(ReLU²(RMSNorm(x) W₁) W₂), rank 8"),
         ({"input_norm": "none", "output_norm": "none"}, "Q = (x + f(x))/2, f = GELU(x W₁) W₂"),
-        ({"source": "mlp"}, "Q = (x + f(x))/2, f = h[0:d] W′"),
     ],
 )
 def test_a_query_path_as_maths(values, text):

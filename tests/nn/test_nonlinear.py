@@ -3,10 +3,9 @@ import itertools
 import pytest
 import torch
 from reference import ACTIVATIONS, NORMS
-from torch import nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn import HiddenProjection, HiddenState, IdentityAnchoredQuery, NonlinearProjection
+from hfpatch.nn import IdentityAnchoredQuery, NonlinearProjection
 
 D, OUT = 16, 24
 COMBINATIONS = [*itertools.product(["gelu"], NORMS, NORMS), *((a, "rmsnorm", "layernorm") for a in ACTIVATIONS)]
@@ -59,8 +58,6 @@ def test_init_statistics_and_names():
     module = NonlinearProjection(hidden_size=400, out_features=300, rank=100)
     assert module.up.weight.std().item() == pytest.approx(400**-0.5, rel=0.02)
     assert module.down.weight.std().item() == pytest.approx(100**-0.5, rel=0.02)
-    hidden = HiddenProjection(hidden_size=400, out_features=300, source=HiddenState(nn.Sequential(module), "0"))
-    assert hidden.down.weight.std().item() == pytest.approx(400**-0.5, rel=0.02)
     linear = IdentityAnchoredQuery(hidden_size=400, out_features=400, f="linear")
     assert linear.f.weight.std().item() == pytest.approx(400**-0.5, rel=0.02)
     assert torch.equal(module.norm_in.weight, torch.ones(400))

@@ -37,7 +37,6 @@ FORMS = {
     "weight, fused": {"path": "nonlinear", "anchor": "weight", "fused": True, "activation": "silu"},
     "residual": {"path": "residual"},
     "no norms": {"path": "nonlinear", "input_norm": "none", "output_norm": "none", "activation": "relu"},
-    "mlp": {"path": "nonlinear", "source": "mlp", "output_norm": "layernorm"},
 }
 
 
@@ -50,7 +49,7 @@ def build(case, form):
     return model.eval()
 
 
-def f_and_anchor(path, query, x, hidden):
+def f_and_anchor(path, query, x):
     """Return f and A of a layer by the formulas, from its parameters by name and what it read."""
     weight = {name: value.double() for name, value in path.state_dict().items()}
     anchor = x
@@ -58,8 +57,6 @@ def f_and_anchor(path, query, x, hidden):
         anchor = x @ weight["anchor.weight"].T + weight.get("anchor.bias", 0)
     if query["path"] == "residual":
         return x @ weight["f.weight"].T, anchor
-    if hidden is not None:
-        return layer_norm(hidden[..., : x.shape[-1]] @ weight["f.down.weight"].T, weight["f.norm_out.weight"]), anchor
     z = x
     if query.get("input_norm") != "none" and "f.norm_in.weight" in weight:
         z = rms_norm(x, weight["f.norm_in.weight"])
@@ -74,23 +71,19 @@ def expected(model, case, form, blocks):
     for layer in (0, 1):
         taken = {}
         reader = model.get_submodule(f"{attention.format(layer)}.{reads}")
-        handles = [reader.register_forward_pre_hook(lambda _, args, taken=taken: taken.update(x=args[0].double()))]
-        if query.get("source") == "mlp" and layer == 1:
-            down = model.get_submodule("transformer.h.0.mlp.c_proj")
-            handles += [down.register_forward_pre_hook(lambda _, args, taken=taken: taken.update(h=args[0].double()))]
+        handle = reader.register_forward_pre_hook(lambda _, args, taken=taken: taken.update(x=args[0].double()))
         numbers = []
         for row in range(min(DIAGNOSED_BLOCKS, len(blocks))):
             item = {name: value[None] for name, value in blocks[row].items() if name != "labels"}
             with torch.no_grad():
                 model(**item, use_cache=False)
             module = model.get_submodule(f"{attention.format(layer)}.{path}")
-            f, anchor = f_and_anchor(module, query, taken["x"], taken.get("h"))
+            f, anchor = f_and_anchor(module, query, taken["x"])
             text = int(blocks.sizes[blocks.offsets[row] : blocks.offsets[row + 1]].sum())
             for f_t, a_t, x_t in zip(f[0, :text], anchor[0, :text], taken["x"][0, :text], strict=True):
                 cosine = float(f_t @ a_t / (f_t.norm() * a_t.norm()))
                 numbers.append((float(f_t.norm() / a_t.norm()), cosine, float(f_t.norm() / x_t.norm())))
-        for handle in handles:
-            handle.remove()
+        handle.remove()
         rows.append((layer, *(sum(column) / len(numbers) for column in zip(*numbers, strict=True))))
     return rows
 

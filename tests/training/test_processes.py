@@ -33,7 +33,7 @@ def environment_of_tests():
 
 SCRATCH = {
     "fused": {"path": "nonlinear", "fused": True},
-    "mlp": {"path": "nonlinear", "source": "mlp", "anchor": "weight"},
+    "weight": {"path": "nonlinear", "anchor": "weight"},
 }
 
 
