@@ -106,10 +106,9 @@ def load_splits(
         tuning: the number of documents for tuning.
         tasks: the documents of the evaluation tasks, by task. Their text is not trained on or tuned on; a warning
             counts the excluded documents, see :func:`hfpatch.data.deciding.digest_tasks`.
-        evaluation: the text to measure the loss on instead of the held-out documents of ``settings``: its held-out
-            documents, or else all. It may be the text that is trained on, with another layout or block size; see
-            :func:`hfpatch.recipes.data.check_overlap`. Documents that are trained or tuned on are left out, with a
-            warning.
+        evaluation: the text to measure the loss on instead of the held-out documents of ``settings``: ``held_out`` of
+            its documents, or else all. It may be the text that is trained on, with another layout or block size.
+            Documents that are trained or tuned on are left out, with a warning.
         retained: more texts to measure, by their names in ``retention.texts``: ``held_out`` of their documents, or else
             all, less the documents that are trained on, tuned on or held out.
         by_text: draw the documents that :func:`hfpatch.data.deciding.tokenizer_documents` leaves out, for a tokenizer
@@ -325,12 +324,13 @@ def _measured(key: str, text: _Text, used: Sequence[tuple[_Text, Chosen]], uses:
     """Return the blocks of a text to measure: of ``held_out`` groups, or all, without documents of other ``uses``.
 
     Documents are compared as they are read, cut to the blocks of either text. A text that is trained on gives those
-    that it holds out, unless ``uses`` has them.
+    that it holds out where as many are asked for with its seed, unless ``uses`` has them.
     """
     settings, count, grouped = text.settings, len(text), text.file.groups
-    same = [chosen.held_out for other, chosen in used if other.settings.describe_text() == settings.describe_text()]
-    if "held_out" not in uses and settings.held_out and same and len(same[0]):
-        return text.lay_out(Chosen(NONE, held_out=same[0]))["held_out"]
+    wanted = (settings.describe_text(), settings.held_out, settings.seed)
+    for other, chosen in used if settings.held_out and "held_out" not in uses else ():
+        if (other.settings.describe_text(), other.settings.held_out, other.settings.seed) == wanted:
+            return text.lay_out(Chosen(NONE, held_out=chosen.held_out))["held_out"]
     reading = [settings, *(other.settings for other, _ in used)]
     digests = [
         other.read_digests(reading).take(np.concatenate([getattr(chosen, use) for use in uses]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import AfterValidator, Field, NonNegativeInt, ValidationError, model_validator
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.sources import Format, TextSource, WeightedSource, may_overlap
+from hfpatch.recipes.sources import Format, TextSource, WeightedSource
 from hfpatch.recipes.strict import PathText, explain
 
 Layout: TypeAlias = Literal["packed", "padded", "stream"]
@@ -59,15 +58,9 @@ class DataSettings(TextSource):
         if self.mixture and (changed := self.changed(_SOURCE)):
             raise ValueError(f"data.{changed[0]} applies to one source; set it in each source of data.mixture")
         try:
-            parts = self.parts() if self.mixture else []
+            self.parts()
         except ValidationError as error:
             raise ValueError(f"data.mixture: {explain(error, DataSettings)}") from None
-        for (index, one), (later, other) in itertools.combinations(enumerate(parts), 2):
-            if self.held_out and may_overlap(one, other):
-                raise ValueError(
-                    f"data.mixture.{index} and data.mixture.{later} are {one.split} and {other.split} of {one.source}, "
-                    "so one may train on what the other holds out; take slices that share nothing, or leave one out"
-                )
         if self.streaming and self.max_documents is None and self.layout != "stream":
             raise ValueError("data.streaming reads as far as it is needed; say how far with data.max_documents")
         if self.is_token_file and self.layout != "stream":
@@ -153,31 +146,6 @@ def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
     for index in nearest_first[: total - sum(counts)]:
         counts[index] += 1
     return counts
-
-
-def check_overlap(training: DataSettings, evaluation: DataSettings) -> None:
-    """Refuse settings by which documents are both trained and evaluated on."""
-    if evaluation.mixture:
-        raise HfpatchError("evaluation_data measures one text, and evaluation_data.mixture lists several; leave it out")
-    shared = [part for part in training.parts() if may_overlap(part, evaluation)]
-    if not shared:
-        return
-    if training.mixture or shared[0].split != evaluation.split:
-        raise HfpatchError(
-            f"evaluation_data is {evaluation.split} of {evaluation.source}, and data trains on {shared[0].split} of "
-            "it; set data.held_out in its place, or take slices that share nothing, such as train[:90%] and train[90%:]"
-        )
-    if evaluation.held_out is None:
-        raise HfpatchError(
-            f"evaluation_data is {evaluation.source}, the text that is trained on; set data.held_out in its place, or "
-            "give both sections the same held_out"
-        )
-    same = training.describe_text() == evaluation.describe_text()
-    if not same or (training.held_out, training.seed) != (evaluation.held_out, evaluation.seed):
-        raise HfpatchError(
-            f"evaluation_data holds out {evaluation.held_out} documents of {evaluation.source}, and data may train on "
-            f"some of them; set data.held_out={evaluation.held_out} and choose the documents alike, by the same seed"
-        )
 
 
 def check_decided(data: DataSettings, any_decide: bool) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.compared import ComparedRecipe, NamedRecipe
-from hfpatch.recipes.data import DataSettings, check_decided, check_overlap
+from hfpatch.recipes.data import DataSettings, check_decided
 from hfpatch.recipes.questions import HELD_OUT, MARGINS, Asked, QuestionSettings
 from hfpatch.recipes.strict import PathText, Section, Seed, check_names, explain, find_recipe, load_as, read_yaml
 from hfpatch.recipes.training import PretrainSettings, StudySettings, at_defaults, check_held_out, check_schedule
@@ -44,7 +44,8 @@ class _Pretraining(NamedRecipe):
     tokenizer: TokenizerSettings
     """The tokenizer."""
     evaluation_data: DataSettings | None = None
-    """Text whose loss is measured: its held-out documents, or else all of it; None takes those held out of ``data``."""
+    """Text whose loss is measured: ``held_out`` of its documents, or else all, less those that are trained on; None
+    takes those held out of ``data``."""
     training: PretrainSettings = PretrainSettings()
     """The optimiser and its schedule."""
 
@@ -119,8 +120,10 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         if len(self.variants) > 1 and not self.measures_held_out:
             raise ValueError("a study compares the loss on held-out text, and there is none; set data.held_out")
         check_decided(self.data, self.data.held_out is not None or self.tuning is not None)
-        if self.evaluation_data is not None:
-            check_overlap(self.data, self.evaluation_data)
+        if self.evaluation_data is not None and self.evaluation_data.mixture:
+            raise HfpatchError(
+                "evaluation_data measures one text, and evaluation_data.mixture lists several; leave it out"
+            )
         self.check_questions(self.variants, of="variants", measures=("nats_per_token",))
         for name in self.variants:
             self._check_runs(name)

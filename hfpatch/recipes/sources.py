@@ -183,24 +183,3 @@ def split_parts(split: str) -> list[SplitPart]:
                 raise ValueError(f"data.split is {split!r}; a percentage must be between -100% and 100%")
         parts.append(part)
     return parts
-
-
-def may_overlap(one: TextSource, other: TextSource) -> bool:
-    """Whether two sources may share documents: one split of one data set, unless one slice ends before the next."""
-    if (one.source, one.config, one.revision) != (other.source, other.config, other.revision):
-        return False
-    return any(
-        first.name == second.name and not (_ends_before(first, second) or _ends_before(second, first))
-        for first in split_parts(one.split)
-        for second in split_parts(other.split)
-    )
-
-
-def _ends_before(first: SplitPart, second: SplitPart) -> bool:
-    """Whether a slice surely ends where another begins: both bounds count from the start, in the same unit."""
-    stop, start = first.stop, second.start
-    if stop is None or start is None or "-" in stop + start or stop.endswith("%") != start.endswith("%"):
-        return False
-    if stop.endswith("%") and first.drops_remainder != second.drops_remainder:  # 33 % are not one place
-        return False
-    return int(stop.rstrip("%")) <= int(start.rstrip("%"))

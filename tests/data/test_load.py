@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 import tracemalloc
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -250,6 +251,40 @@ def test_evaluation_takes_what_is_held_out_and_else_everything(text_file, tmp_pa
     path.write_text("\n\n".join(without(texts, [held_out])))
     with pytest.raises(HfpatchError, match=r"evaluation_data: all 3 documents .* in the text that is trained"):
         load_splits(trained, tokenizer, evaluation=whole)
+
+
+def test_nothing_that_is_trained_on_decides_where_texts_overlap(tmp_path, tokenizer):
+    """The same text or slices of it, trained on, held out of and evaluated on in any combination."""
+    path, all_texts = write_texts(tmp_path / "a.jsonl", words("a", 40)), words("a", 40)
+    whole = DataSettings(source=path, block_size=40, layout="padded")
+    held_out = whole.model_copy(update={"held_out": 8})
+    parts = [{"source": path, "split": "train[:30]"}, {"source": path, "split": "train[20:]"}]
+    mixture = DataSettings(mixture=parts, held_out=8, block_size=40, layout="padded")
+    cases = [  # trained on, evaluated on, the documents that may be
+        (held_out, {"held_out": 8}, drawn(all_texts, 8)),
+        (held_out, {"held_out": 3}, drawn(all_texts, 8)),
+        (held_out, {"held_out": 8, "seed": 1}, drawn(all_texts, 8)),
+        (held_out, {}, drawn(all_texts, 8)),
+        (whole.model_copy(update={"split": "train[:60%]"}), {"split": "train[40%:]"}, all_texts[24:]),
+        (whole.model_copy(update={"max_documents": 30}), {"held_out": 3}, all_texts[30:]),
+        (mixture, None, all_texts[:20] + all_texts[30:]),
+        (mixture, {"held_out": 4}, all_texts[:20] + all_texts[30:]),
+    ]
+    for trained, evaluation, allowed in cases:
+        other = None if evaluation is None else whole.model_copy(update=evaluation)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "evaluation_data: .* and are not evaluated on")
+            splits = load_splits(trained, tokenizer, evaluation=other)
+        measured = texts_of(splits.held_out, tokenizer)
+        assert measured
+        assert set(measured) <= set(allowed) - set(texts_of(splits.train, tokenizer))
+        assert len(measured) <= ((other or trained).held_out or len(allowed))
+    for same in (whole, whole.model_copy(update={"held_out": 3})):
+        with pytest.raises(HfpatchError, match=r"evaluation_data: all 40 documents .* in the text that is trained"):
+            load_splits(whole, tokenizer, evaluation=same)
+    twice = mixture.model_copy(update={"mixture": [mixture.mixture[0]] * 2})
+    with pytest.raises(HfpatchError, match="only 0 occur once in the text"):
+        load_splits(twice, tokenizer)
 
 
 def write_texts(path, texts, column="text"):

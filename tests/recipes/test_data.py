@@ -1,10 +1,7 @@
-import re
-from contextlib import nullcontext
-
 import pytest
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.data import DataSettings, check_overlap
+from hfpatch.recipes.data import DataSettings
 
 
 def test_bounds():
@@ -43,29 +40,6 @@ def test_the_template_of_a_mixture_is_that_of_its_conversations_and_the_end_that
     parts = DataSettings(chat_template="chat.jinja", append_eos=False, mixture=mixture).parts()
     assert [part.chat_template for part in parts] == [None, "chat.jinja"]
     assert [part.append_eos for part in parts] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("training", "evaluation", "message"),
-    [
-        ({}, {"split": "validation"}, None),
-        ({}, {"source": "other"}, None),
-        ({"held_out": 5}, {"held_out": 5, "block_size": 9, "layout": "padded"}, None),
-        ({"held_out": 5, "seed": 1}, {"held_out": 5, "seed": 1}, None),
-        ({"held_out": 6}, {"held_out": 5}, "data may train on some of them; set data.held_out=5"),
-        ({"held_out": 5, "seed": 1}, {"held_out": 5}, "choose the documents alike, by the same seed"),
-        ({}, {}, "evaluation_data is a.txt, the text that is trained on; set data.held_out in its place"),
-        ({"held_out": 5}, {}, "the text that is trained on"),
-        ({"max_documents": 9}, {"max_documents": 2}, "the text that is trained on"),
-        ({"held_out": 4}, {"held_out": 5}, "data may train on some of them; set data.held_out=5"),
-        ({}, {"held_out": 5}, "data may train on some of them; set data.held_out=5"),
-        ({"held_out": 5, "max_documents": 90}, {"held_out": 5, "max_documents": 60}, "choose the documents alike"),
-    ],
-)
-def test_evaluating_on_what_is_trained_on_is_a_mistake(training, evaluation, message):
-    trained, measured = (DataSettings(**{"source": "a.txt", **settings}) for settings in (training, evaluation))
-    with nullcontext() if message is None else pytest.raises(HfpatchError, match=re.escape(message)):
-        check_overlap(trained, measured)
 
 
 def test_overrides_that_a_token_file_needs_are_accepted_by_it():

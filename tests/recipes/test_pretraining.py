@@ -123,7 +123,7 @@ def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
         (PRETRAIN, "architecture: ", "architecure: ", ["did you mean 'architecture'"]),
         (PRETRAIN, "name: tiny", "name: tiny\ntraining: {diagnose_every: 5}", ["diagnose_every", "data.held_out"]),
         (PRETRAIN, "base}", "base, seed: 1}", ["data.seed is for held-out"]),
-        (PRETRAIN, "base}", "base}\nevaluation_data: {source: tinyworld/base}", ["the text that is trained on"]),
+        (PRETRAIN, "base}", "base}\nevaluation_data: {mixture: [{source: a}, {source: b}]}", ["measures one text"]),
         (STUDY, "baseline: linear", "baseline: liner", ["baseline is 'liner'", "did you mean 'linear'"]),
         (STUDY, "[0, 7]", "[0, 0]", ["seeds lists 0 twice"]),
         (STUDY, "  wide:", "  wi/de:", ["'wi/de' becomes a folder"]),

@@ -1,13 +1,10 @@
 import re
-from contextlib import nullcontext
 
 import pytest
 from recipes.conftest import refused
 
-from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import load_recipe
-from hfpatch.recipes.data import DataSettings, check_overlap, split_by_weight
-from hfpatch.recipes.sources import may_overlap
+from hfpatch.recipes.data import DataSettings, split_by_weight
 
 TWO = "data.mixture=[{source: a}, {source: b}]"
 
@@ -29,7 +26,6 @@ def recipe(write):
         ([TWO, "data.mixture.0.source=a.bin"], "data.mixture: data.source a.bin is a token file"),
         ([TWO, "data.mixture.0.format=messages", "data.layout=stream"], "data.mixture: data.layout is stream"),
         ([TWO, "data.held_out=8", "data.mixture.0.max_documents=4"], r"data.held_out is 4; must be below .*\(4\)"),
-        ([TWO, "data.held_out=2", "data.mixture.1.source=a"], "data.mixture.1 are train and train of a, so"),
         (["data.format=prompt_completion", "data.prompt_template=Ask"], "write {} once, where the prompt goes"),
         (["data.prompt_template=Ask {}"], "applies to data.format=prompt_completion, and data.format is text"),
         (["data.format=mesages"], "must be 'text', 'messages' or 'prompt_completion'"),
@@ -79,39 +75,6 @@ def test_an_override_of_a_mixture_takes_the_place_of_the_source(recipe):
     assert load_recipe(recipe, [TWO, "data.source=c"]).data.named == "c"
     recipe.write_text("{name: r, data: {source: c, mixture: [{source: a}, {source: b}]}, methods: {baseline: []}}")
     assert "data.source applies to one source; set it in each" in refused(recipe)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "shared"),
-    [
-        ("train", "train[:1%]", True),
-        ("train[:90%]", "train[90%:]", False),
-        ("train[90%:]", "train[:90%]", False),
-        ("train[:91%]", "train[90%:]", True),
-        ("train[:90]", "train[90%:]", True),
-        ("train[:33%]", "train[33%:](pct1_dropremainder)", True),  # of 199 documents 33 to 65
-        ("train[:33%](closest)", "train[33%:]", False),
-        ("train[:33%](pct1_dropremainder)", "train[33%:](pct1_dropremainder)", False),
-        ("train[:33](pct1_dropremainder)", "train[33:]", False),
-        ("train[:-9]", "train[-9:]", True),  # not known without the number of documents
-        ("train", "test+validation", False),
-        ("train[:5]", "test+train[3:]", True),
-    ],
-)
-def test_slices_that_may_share_documents(one, other, shared):
-    first, second = (DataSettings(source="a/b", split=split) for split in (one, other))
-    assert may_overlap(first, second) == may_overlap(second, first) == shared
-    with pytest.raises(HfpatchError) if shared else nullcontext():
-        check_overlap(first, second)
-
-
-def test_a_source_of_a_mixture_is_not_evaluated_on():
-    mixture = DataSettings(mixture=[{"source": "a"}, {"source": "b", "split": "test"}])
-    check_overlap(mixture, DataSettings(source="b"))
-    with pytest.raises(HfpatchError, match="data trains on test of it"):
-        check_overlap(mixture, DataSettings(source="b", split="test"))
-    with pytest.raises(HfpatchError, match="measures one text"):
-        check_overlap(DataSettings(source="c"), mixture)
 
 
 def test_shares_are_whole_and_nearest():
