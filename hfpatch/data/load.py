@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import shutil
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -37,13 +35,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings, split_by_weight
 from hfpatch.support.files import (
     atomic_directory,
-    check_manifest,
     hash_values,
-    read_json,
     remove_leftovers,
-    temporary_path,
-    write_json,
-    write_manifest,
 )
 from hfpatch.support.folders import is_writable
 
@@ -51,7 +44,6 @@ _CACHE_FORMAT = 10  # to be raised where what the files hold changes: old ones a
 _MEASURED = 2  # in the seed of the draw, after those of held-out and tuning documents
 _LONG_BLOCK = 64  # tokens of a block that is a text by itself; shorter ones may be common phrases
 _TOKENS = "tokens.bin"
-_DAMAGED = "{}: the cached tokens cannot be read ({}) and are made again"
 
 
 @dataclass(frozen=True)
@@ -101,8 +93,8 @@ def load_splits(
         settings: the recipe's data section.
         tokenizer: the base model's tokenizer.
         data_dir: local copies of hub data sets, see :func:`hfpatch.data.corpora.open_corpus`.
-        cache_dir: cache the tokens and the blocks here, under the hash of settings, tokenizer and text, and map them
-            into memory on the next call. The embedded language is not cached: it is generated quickly.
+        cache_dir: cache the tokens here, under the hash of settings, tokenizer and text, and map them into memory on
+            the next call. The embedded language is not cached: it is generated quickly.
         tuning: the number of documents for tuning.
         tasks: the documents of the evaluation tasks, by task. Their text is not trained on or tuned on; a warning
             counts the excluded documents, see :func:`hfpatch.data.deciding.digest_tasks`.
@@ -136,12 +128,11 @@ def load_splits(
 
 @dataclass(frozen=True)
 class _Text:
-    """A text as tokens; blocks of it are cached in ``cache_dir``, if there is one."""
+    """A text as tokens."""
 
     settings: DataSettings
     tokenizer: PreTrainedTokenizerBase
     file: TokenFile
-    cache_dir: Path | None
 
     @classmethod
     def load(
@@ -158,14 +149,14 @@ class _Text:
             write_token_file(file, texts, tokenizer, settings, revision=revision, unread=corpus.unread)
 
         if settings.is_token_file:
-            return cls(settings, tokenizer, open_token_file(Path(settings.source), tokenizer), None)
+            return cls(settings, tokenizer, open_token_file(Path(settings.source), tokenizer))
         corpus = open_corpus(settings, data_dir)
         if cache_dir is not None:
             remove_leftovers(cache_dir)
         if cache_dir is None or not (corpus.cacheable and is_writable(cache_dir, "the tokens")):
             with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
                 write(Path(temporary))
-                return cls(settings, tokenizer, open_token_file(Path(temporary) / _TOKENS, tokenizer), None)
+                return cls(settings, tokenizer, open_token_file(Path(temporary) / _TOKENS, tokenizer))
         chosen = settings.describe_text()
         if settings.format != "text":
             chosen["chat_template"] = chat_template(tokenizer, settings)
@@ -180,7 +171,7 @@ class _Text:
             except HfpatchError:
                 if (cached := _cached_tokens(folder, tokenizer)) is None:  # else another run was faster
                     raise
-        return cls(settings, tokenizer, cached, cache_dir)
+        return cls(settings, tokenizer, cached)
 
     def __len__(self) -> int:
         """How many documents there are."""
@@ -215,34 +206,11 @@ class _Text:
         return Digests.join([self.file.digests, Digests.of(pieces_of)], [0, 0])  # of the same documents
 
     def lay_out(self, chosen: Chosen) -> dict[str, TokenBlocks]:
-        """Return the chosen documents in blocks, from the cache or written there if necessary."""
-        settings = self.settings
-        if settings.layout == "stream" and not self.start:
+        """Return the chosen documents in blocks."""
+        if self.settings.layout == "stream" and not self.start:
             return self._build(chosen, None)
-        if self.cache_dir is None:
-            with TemporaryDirectory(ignore_cleanup_errors=True) as rows:
-                return self._build(chosen, Path(rows))
-        hashes = [hashlib.sha256(documents.tobytes()).hexdigest() for documents in vars(chosen).values()]
-        layout = [settings.layout, settings.block_size, settings.scored_tokens, self._pad, self.start]
-        key = hash_values([_CACHE_FORMAT, self.file.info.model_dump(mode="json"), layout, hashes])
-        folder = self.cache_dir / key[:32]
-        if folder.is_dir() and (cached := _read_cache(folder)) is not None:
-            return cached
-        scratch = temporary_path(folder, "tmp")  # removed below, or after a crash at the next start
-        try:
-            scratch.mkdir()
-            built = self._build(chosen, scratch)
-            try:
-                with atomic_directory(folder) as temporary:
-                    for split, blocks in built.items():
-                        _write_blocks(temporary / split, blocks)
-                    write_manifest(temporary)
-            except HfpatchError as error:  # the cache is optional
-                warnings.warn(f"the tokens are not cached for the next run: {error}", stacklevel=2)
-                return built
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        return _read_cache(folder) or built
+        with TemporaryDirectory(ignore_cleanup_errors=True) as rows:
+            return self._build(chosen, Path(rows))
 
     @property
     def _pad(self) -> int:
@@ -373,29 +341,5 @@ def _cached_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFil
     try:
         return open_token_file(folder / _TOKENS, tokenizer) if folder.is_dir() else None
     except HfpatchError as error:
-        warnings.warn(_DAMAGED.format(folder, error), stacklevel=1)
-        return None
-
-
-def _write_blocks(folder: Path, blocks: TokenBlocks) -> None:
-    """Write the blocks of one source, an array a file."""
-    folder.mkdir()
-    values = {name: value for name, value in vars(blocks).items() if name != "parts"}
-    for name, value in values.items():
-        if isinstance(value, np.ndarray):
-            np.save(folder / f"{name}.npy", value, allow_pickle=False)
-    write_json(folder / "blocks.json", {name: v for name, v in values.items() if not isinstance(v, np.ndarray)})
-
-
-def _read_cache(folder: Path) -> dict[str, TokenBlocks] | None:
-    """Map the files of cached blocks after comparing them with their hashes; None if they are damaged."""
-    try:
-        check_manifest(folder)
-        splits: dict[str, TokenBlocks] = {}
-        for path in filter(Path.is_dir, folder.iterdir()):
-            arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in path.glob("*.npy")}
-            splits[path.name] = TokenBlocks(**read_json(path / "blocks.json") | arrays)
-        return splits
-    except (HfpatchError, ValueError, TypeError, OSError, EOFError) as error:
-        warnings.warn(_DAMAGED.format(folder, error), stacklevel=1)
+        warnings.warn(f"{folder}: the cached tokens cannot be read ({error}) and are made again", stacklevel=1)
         return None
