@@ -144,19 +144,11 @@ class Recipe(ComparedRecipe):
         """Return the trials of a method; None where nothing is tuned."""
         return self.tuning
 
-    def tuned_at(self, method: str) -> str:
-        """Return the method whose trials choose a method's rate: itself, or its middle budget, the lower one of two."""
-        if self.tuning is None or self.tuning.at == "every" or family_of(method) == method:
-            return method
-        points = points_of(family_of(method), self.methods)
-        return points[(len(points) - 1) // 2] if points else method
-
     def only(self, methods: Collection[str]) -> Recipe:
         """Return the recipe with some of its methods, and the baseline; ``lora`` is every budget of it.
 
         Raises:
-            HfpatchError: if there is no such method, none is named, or one needs the size or rate of a method that is
-                left out.
+            HfpatchError: if there is no such method, none is named, or one needs the size of a method that is left out.
         """
         methods = [point for name in methods for point in (points_of(name, self.methods) or [name])]
         check_chosen(methods, self.methods, self.baseline, self.name)
@@ -165,8 +157,6 @@ class Recipe(ComparedRecipe):
             matched = [part["match"] for part in parts if "match" in part and not is_budget(part["match"])]
             if missing := next((other for other in matched if other not in kept), None):
                 raise HfpatchError(f"--methods: {name} has the size of {missing} (match), which is left out; add it")
-            if (other := self.tuned_at(name)) not in kept:
-                raise HfpatchError(f"--methods: {name} has the rate of {other} (tuning.at), which is left out; add it")
         labels = {name: label for name, label in self.labels.items() if name in kept}
         changes: dict[str, Any] = {"methods": kept, "labels": labels, "questions": {}}
         gain, keep, named = self.questions.gain, self.questions.keep, {*kept, *map(family_of, kept)}
@@ -177,8 +167,7 @@ class Recipe(ComparedRecipe):
         if self.tuning is not None:
             grid, owners = self.tuning.grid.items(), {None, *kept}
             tried = {key: values for key, values in grid if split_key(key, self.methods)[0] in owners}
-            at = self.tuning.at if any(family_of(name) != name for name in kept) else "every"
-            changes["tuning"] = {"grid": tried, "at": at}
+            changes["tuning"] = {"grid": tried}
         return self.replaced(changes)
 
     def tuned(self, method: str, values: Values, *, trial: bool = False) -> Recipe:

@@ -183,10 +183,6 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         """The margin of each measure and text that has one: those of the recipe, else the defaults."""
         return {name: value for name, value in {**MARGINS, **self.margin}.items() if value is not None}
 
-    def tuned_at(self, variant: str) -> str:
-        """Return the variant whose trials choose a variant's values: itself."""
-        return variant
-
     def tuning_of(self, variant: str) -> TuningSettings | None:
         """Return the trials of a variant; None where it is not tuned."""
         changes = self.variants[variant].tuning

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.recipes.budgets import Parts, family_of
+from hfpatch.recipes.budgets import Parts
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.strict import Section, check_once, read_override
 from hfpatch.recipes.training import NOT_IDENTITY, OF_SCHEDULES, LoopSettings, PretrainSettings, TrainingSettings
@@ -48,8 +48,6 @@ class TuningSettings(Section):
     """Up to so many times, two more rates for every method, halfway between its best and its neighbours, while the
     choice of a rate may be worth half the margin of ``nats_per_token``, or more, for some method; always without
     that margin."""
-    at: Literal["every", "middle"] = "every"
-    """With budgets: try the values at every budget of a method, or at its middle one, whose best then serves all."""
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     """More values to try, in every combination with the rates: keys of training (``training.weight_decay``,
     ``training.learning_rates.skip``) for all methods, options of a method's parts (``methods.lora.0.lora_alpha``) for
@@ -159,8 +157,6 @@ def check_tuning(
         raise HfpatchError(
             f"tuning sets documents of a text aside, and data.source {tokens[0]} contains tokens; use the text"
         )
-    if tuning.at != "every" and all(family_of(name) == name for name in methods):
-        raise HfpatchError(f"tuning.at is {tuning.at}, and no trained method has budgets; leave it out, or add budgets")
     taken = tuning.held_out + (data.held_out or 0)
     if data.max_documents is not None and taken >= data.max_documents:
         also = f" with data.held_out ({data.held_out})" if data.held_out else ""

@@ -146,7 +146,7 @@ def _tuning_cautions(tuning: Tuning) -> Iterator[str]:
     """Yield a sentence for the methods whose best rate is at an edge of those tried, and for each that is not tuned."""
     at_edge: dict[tuple[str, float, int], list[str]] = {}
     for name, choice in tuning.chosen.items():
-        if choice.is_tuned and choice.edge is not None and choice.at is None:
+        if choice.is_tuned and choice.edge is not None:
             key = choice.edge, float(choice.values["lr"]), len(tuning.rates_of(name))
             at_edge.setdefault(key, []).append(name)
     for (edge, rate, tried), names in at_edge.items():
@@ -315,11 +315,8 @@ def rates_sentence(results: ComparisonResults) -> str:
         elif {*trials.values()} != {*counts}:
             more = f", {max(trials.values())} trials each"
         but = f" but {listed(diverged)}, not tuned as all trials diverged," if diverged else ""
-        middle = ""
-        if any(choice.at is not None for choice in tuning.chosen.values()):
-            middle = "; the rate of a method's middle budget serves all its budgets, which may favour that one"
         tried = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
-        return f"Each {results.noun}{but} at its best of {tried} rates{more}{middle}{_rate_errors(results)}."
+        return f"Each {results.noun}{but} at its best of {tried} rates{more}{_rate_errors(results)}."
     rate = results.training.get("lr")
     if not isinstance(rate, int | float) or not results.others:
         return ""

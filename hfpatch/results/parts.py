@@ -80,7 +80,7 @@ class Part(BaseModel):
 
 
 _OF_METHODS = {
-    "method", "methods", "reference", "other", "to", "at", "chosen", "points", "growing", "left_out", "baseline",
+    "method", "methods", "reference", "other", "to", "chosen", "points", "growing", "left_out", "baseline",
 }  # fmt: skip
 """Fields of parts that have names of methods: one, a list of them, or as keys."""
 

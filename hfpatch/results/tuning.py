@@ -53,14 +53,12 @@ class Choice(Part):
         trials: how many trials it had.
         edge: whether the rate is the lowest or the highest that was tried, so that a better one may lie beyond; None
             where all diverged.
-        at: the method whose trials these are, where it is another budget of it; None is its own.
     """
 
     values: Values
     loss: Measured = None
     trials: int
     edge: Literal["lowest", "highest"] | None = None
-    at: str | None = None
 
     @property
     def is_tuned(self) -> bool:
@@ -127,7 +125,7 @@ class Tuning(Part):
         if not choice.is_tuned:
             return math.inf
         caps = (cap for cap in (self.base_loss, otherwise) if cap is not None)
-        return error_of_rate(self.trials, choice.at or method, choice.values, next(caps, math.inf))
+        return error_of_rate(self.trials, method, choice.values, next(caps, math.inf))
 
     @property
     def bits_per_nat(self) -> float | None:

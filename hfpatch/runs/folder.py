@@ -27,7 +27,6 @@ Changes: TypeAlias = dict[str, tuple[Any, Any]]
 NOT_IDENTITY = {
     *("description", "data_dir", "evaluation.allow_unknown_base", "model.device_map", "model.trust_remote_code"),
     *(f"training.{key}" for key in training_settings.NOT_IDENTITY - {"seeds"}),
-    "tuning.at",  # the budget that it chooses for each method is compared
 }
 """Keys of a recipe that may differ between a run and its continuation, with all that is below them: they change no
 number, but for rounding."""
@@ -183,10 +182,6 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
             is_unrun = any(rest == name or rest.startswith(f"{name}.") for name in unrun)
             fits = begins or key.startswith("labels.") or (start in ("methods", "variants") and is_unrun)
         (added if fits else changed)[key] = (before, now)
-    if isinstance(old, Recipe) and isinstance(recipe, Recipe):
-        for name in [name for name in old.trained if name in recipe.methods and name not in unrun]:
-            if (before := old.tuned_at(name)) != (now := recipe.tuned_at(name)):  # another budget is the middle one
-                changed.setdefault(f"the budget that {name} is tuned at", (before, now))
     return added, changed
 
 

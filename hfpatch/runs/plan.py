@@ -156,7 +156,7 @@ def plan_runs(recipe: Recipe | StudyRecipe, out: Path, part: str | None = None) 
         needs = (Unit("check_baseline", runs[0], None, (evaluated,)),)
         units = [evaluated, *needs, *further]
     of_baseline = units[:2]
-    tuning, trials = _plan_tuning(recipe, out, needs, part and recipe.tuned_at(part))
+    tuning, trials = _plan_tuning(recipe, out, needs, part)
     units, needs = [*units, *trials], tuple(trials) or needs
 
     final = [run for run in runs if run.variant in recipe.trained and part in (None, run.variant)]
@@ -206,8 +206,7 @@ def _plan_tuning(
 ) -> tuple[tuple[Round, ...], list[Unit]]:
     """Return the trials of all methods, at the recipe's rates, then lower ones, then higher ones, and their units.
 
-    With ``tuning.at: middle`` those of a method's middle budget serve all its budgets. Rates, and what goes with them,
-    are those of `tuning_of`: a variant of a study may have its own.
+    Rates, and what goes with them, are those of `tuning_of`: a variant of a study may have its own.
 
     Args:
         recipe: the recipe.
@@ -219,9 +218,7 @@ def _plan_tuning(
     if recipe.tuning is None:
         return (), []
     trained = {name: recipe.methods[name] for name in recipe.trained}
-    tried = {
-        name: settings for name in map(recipe.tuned_at, trained) if (settings := recipe.tuning_of(name)) is not None
-    }
+    tried = {name: settings for name in trained if (settings := recipe.tuning_of(name)) is not None}
     extend, refine, edges = recipe.tuning.extend, recipe.tuning.refine, tuple[Edge, Edge](("lowest", "highest"))
     enough = recipe.margins.get("nats_per_token", 0.0) / 2
     rounds: list[tuple[Edge | None, float | None, dict[str, list[float]]]]

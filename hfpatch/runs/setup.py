@@ -20,7 +20,7 @@ from hfpatch.data.plan import BatchPlan, draw_plans
 from hfpatch.data.tokenizer import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import choose_library
-from hfpatch.recipes.budgets import TOLERANCE, budget_in, family_of
+from hfpatch.recipes.budgets import TOLERANCE, budget_in
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import Asked
@@ -149,7 +149,7 @@ class ComparisonSetup(Setup):
         """Return the recipe of one run: a trial's with its values, a final run's with the chosen ones."""
         if run.point:
             return self.recipe.tuned(run.variant, run.point, trial=True)
-        values = self.tuning.chosen(self.recipe.tuned_at(run.variant))
+        values = self.tuning.chosen(run.variant)
         return self.recipe.tuned(run.variant, values) if values else self.recipe
 
     def method_of(self, run: PlannedRun) -> Method:
@@ -336,7 +336,7 @@ def _without_unreachable(recipe: Recipe, methods: Mapping[str, Method]) -> tuple
     """Return a recipe without the methods whose nearest size is too far from their budget, and why for each of them.
 
     Raises:
-        HfpatchError: if none is left, or a method was to be tuned where it is left out.
+        HfpatchError: if none is left.
     """
     left_out = {}
     for name, method in methods.items():
@@ -353,12 +353,6 @@ def _without_unreachable(recipe: Recipe, methods: Mapping[str, Method]) -> tuple
     if not kept:
         first, reason = next(iter(left_out.items()))
         raise HfpatchError(f"budgets: no method reaches any; {first}: {reason}")
-    for name in kept:
-        if (at := recipe.tuned_at(name)) in left_out:
-            raise HfpatchError(
-                f"tuning.at: middle: {at} cannot be tuned, because {left_out[at]}; give {family_of(at)} budgets of its "
-                "own, or tune at every budget"
-            )
     return recipe.only(kept), left_out
 
 

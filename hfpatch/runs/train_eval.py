@@ -85,7 +85,7 @@ class TrainEvalSession:
             self.setup = set_up_study(recipe, Tuning(rounds, part), self.progress)
         else:
             base = self.plan.runs[0].paths.tuning_losses
-            self.setup = set_up(recipe, Tuning(rounds, part and recipe.tuned_at(part), base), self.progress)
+            self.setup = set_up(recipe, Tuning(rounds, part, base), self.progress)
         self.plan = replace(self.plan, recipe=self.setup.recipe)
         return self.setup
 
@@ -225,7 +225,7 @@ class TrainEvalSession:
         run, setup, training = unit.run, self.setup, unit.run.paths.training
         is_tuned = unit.is_complete() and setup.recipe.tuning is not None
         if is_tuned and Trained.read(training).identity != setup.identify(run):
-            chosen = point_name(setup.tuning.chosen(setup.recipe.tuned_at(run.variant))).replace(",", ", ")
+            chosen = point_name(setup.tuning.chosen(run.variant)).replace(",", ", ")
             raise HfpatchError(
                 f"was trained before the rates were extended, and tuning now chooses {chosen}; delete {run.folder} "
                 "and resume to train it again"

@@ -166,11 +166,10 @@ def collect_tuning(
             method: results.Choice(
                 values=dict(best.values),
                 loss=best.loss,
-                trials=sum(trial.method == at for trial in trials),
-                edge=edges.get(at) if best.loss is not None else None,
-                at=at if at != method else None,
+                trials=sum(trial.method == method for trial in trials),
+                edge=edges.get(method) if best.loss is not None else None,
             )
             for method in recipe.trained
-            if (best := best_of(trials, at := recipe.tuned_at(method))) is not None
+            if (best := best_of(trials, method)) is not None
         },
     )

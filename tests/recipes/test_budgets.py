@@ -5,8 +5,7 @@ import re
 import pytest
 from recipes.conftest import refused
 
-from hfpatch.errors import HfpatchError
-from hfpatch.recipes.budgets import TOLERANCE, budget_text, family_of, points_of
+from hfpatch.recipes.budgets import TOLERANCE, budget_text, points_of
 from hfpatch.recipes.comparison import Recipe, load_recipe
 from hfpatch.recipes.pairs import references
 
@@ -50,7 +49,7 @@ def test_each_method_whose_size_is_open_becomes_a_method_for_each_budget(read):
 
 
 def test_what_was_read_is_a_recipe_of_ordinary_methods(read, tmp_path):
-    recipe = read(RATES, "tuning.at=middle", "labels={lora: LoRA}")
+    recipe = read(RATES, "labels={lora: LoRA}")
     (tmp_path / "again.yaml").write_text(recipe.to_yaml())
     assert load_recipe(tmp_path / "again.yaml") == recipe
     assert "budgets" not in recipe.to_yaml()
@@ -98,24 +97,10 @@ def test_labels_and_the_grid_of_tuning_are_of_every_budget(read):
     assert set(recipe.tuning.grid) == {f"methods.{name}.0.lora_alpha" for name in ("lora@10k", "lora@65k", "fixed")}
 
 
-@pytest.mark.parametrize(
-    ("budgets", "middle"), [([10_000], "10k"), ([10_000, 65_000], "10k"), ([1000, 10_000, 65_000], "10k")]
-)
-def test_the_middle_budget_is_where_a_method_is_tuned(read, budgets, middle):
-    recipe = read(f"budgets={budgets}", RATES, "tuning.at=middle")
-    assert {recipe.tuned_at(name) for name in recipe.methods if family_of(name) == "lora"} == {f"lora@{middle}"}
-    assert recipe.tuned_at("heat") == "heat"
-    every = read(f"budgets={budgets}", RATES)
-    assert all(every.tuned_at(name) == name for name in every.methods)
-
-
 def test_some_methods_of_a_recipe_with_budgets(read):
-    recipe = read(RATES, "tuning.at=middle")
+    recipe = read(RATES)
     assert recipe.only(["lora"]).trained == ["lora@10k", "lora@65k"]
     assert recipe.only(["lora@10k"]).trained == ["lora@10k"]
-    assert (recipe.only(["lora"]).tuning.at, recipe.only(["fixed"]).tuning.at) == ("middle", "every")
-    with pytest.raises(HfpatchError, match=r"lora@65k has the rate of lora@10k \(tuning.at\)"):
-        recipe.only(["lora@65k"])
 
 
 BAD = [
@@ -140,7 +125,6 @@ BAD = [
     (["methods.lora@10k=[{type: lora, match: 10_000}]"], "methods.lora@10k is given twice"),
     (["methods.a@20k=[{type: lora, match: 10_000}]"], "the name 'a@20k': the part after @ must be the budget"),
     (["methods.a@b=[{type: lora, r: 8}]"], "the name 'a@b': the part after @ must be the budget"),
-    ([RATES, "tuning.at=first"], 'tuning.at is "first"'),
     (["methods.fixed=[{type: lora, match: 0}]"], "methods.fixed.0.match is 0, which is not among methods"),
 ]
 

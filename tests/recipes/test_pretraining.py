@@ -134,7 +134,6 @@ def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
         (STUDY, "steps: 5", "steps: 2", ["tuning.steps is 2; must be above training.warmup_steps (2)"]),
         (STUDY, "tuning: null", "tuning: {learning_rates: [1e-3]}", ["variants.wide", "lists 1 rate"]),
         (STUDY, "tuning: null", "tuning: {steps: 3}", ["variants.wide.tuning.steps"]),
-        (STUDY, "  steps: 5", "  at: middle", ["tuning.at is middle, and no trained method has budgets"]),
         (STUDY, "min_lr_ratio: 0.01", "min_lr_rati: 0.01", ["variants.nonlinear", "did you mean 'min_lr_ratio'"]),
         (STUDY, "min_lr_ratio: 0.01", "decay_steps: 4", ["variants.nonlinear", "training.decay_steps is for"]),
         (STUDY, "min_lr_ratio: 0.01", "lr: 0.01", ["variants.nonlinear.training.lr fixes the rate"]),

@@ -39,7 +39,6 @@ BAD = [
         "is 2000; must be below data.max_documents",
     ),
     ([RATES, "tuning.held_out=1000", "data.held_out=1000"], r"must with data.held_out \(1000\) be below"),
-    ([RATES, "tuning.at=middle"], "tuning.at is middle, and no trained method has budgets; leave it out"),
     ([RATES, "retention.tasks=[gone]"], r"=\[gone\]: retention.tasks names 'gone'"),
     ([RATES, "tuning.rates=[1]"], "unknown key 'tuning.rates'"),
     ([RATES, "training.lr=0.1"], "override 'training.lr=0.1': this recipe tunes the rate, so it has no effect"),

@@ -28,7 +28,7 @@ methods:
   lora: [{type: lora}]
   heat: [{type: query_temperature}]
 """
-TUNED = "tuning={learning_rates: [1e-3, 1e-2], held_out: 4, extend: 0, at: middle}"
+TUNED = "tuning={learning_rates: [1e-3, 1e-2], held_out: 4, extend: 0}"
 
 
 @pytest.fixture(scope="module")
@@ -95,35 +95,13 @@ def test_one_budget_can_be_trained_alone_and_one_that_is_left_out_cannot(read, t
         train(read(), "lora", tmp_path / "third")
     with pytest.raises(HfpatchError, match="budgets: no method reaches any; pre@3: its nearest size"):
         compare(read("budgets=[3]", "methods.heat=null"), tmp_path / "fourth")
-    with pytest.raises(HfpatchError, match=r"tuning\.at: middle: lora@64 cannot be tuned, because its nearest size"):
-        compare(read(TUNED), tmp_path / "fifth")
 
 
-def test_tuning_at_the_middle_serves_all_budgets(read, tmp_path, no_report):
-    recipe = read("budgets=[96, 192, 480]", TUNED, "training.seeds=[0]")
-    plan = plan_runs(recipe, tmp_path / "out")
-    tried = {unit.run.variant for unit in plan.units if unit.action == "tune"}
-    assert tried == {"pre@192", "lora@192", "heat"}
-    assert {unit.run.variant for unit in plan_runs(recipe, tmp_path, "pre@480").units} == {"pre@192", "pre@480"}
-    compare(recipe, tmp_path / "out")
-    tuning = load_results(tmp_path / "out").tuning
-    assert {trial.method for trial in tuning.trials} == tried
-    for name in ("pre", "lora"):
-        middle = tuning.chosen[f"{name}@192"]
-        assert middle.at is None
-        for budget in (96, 480):
-            chosen = tuning.chosen[f"{name}@{budget}"]
-            assert (chosen.at, chosen.values, chosen.trials) == (f"{name}@192", middle.values, middle.trials)
-            assert read_identity(tmp_path / "out", f"{name}@{budget}") == read_identity(tmp_path / "out", f"{name}@192")
-    with pytest.raises(HfpatchError, match=r"the budget that \S+@96 is tuned at is '\S+@192' there, '\S+@480' here"):
-        compare(read("budgets=[96, 192, 480, 960, 1920]", TUNED, "training.seeds=[0]"), tmp_path / "out", resume=True)
-    every = read("budgets=[96, 192, 480]", TUNED, "training.seeds=[0]", "tuning.at=every")
-    with pytest.raises(HfpatchError, match=r"the budget that \S+@96 is tuned at is '\S+@192' there, '\S+@96' here"):
-        compare(every, tmp_path / "out", resume=True)
-
-
-def read_identity(out, name):
-    return json.loads((out / "runs" / name / "seed-0" / "training.json").read_text())["identity"]["training"]
+def test_every_budget_is_tuned(read, tmp_path):
+    recipe = read("budgets=[96, 480]", TUNED)
+    plan = plan_runs(recipe, tmp_path)
+    assert {unit.run.variant for unit in plan.units if unit.action == "tune"} == set(recipe.trained)
+    assert {unit.run.variant for unit in plan_runs(recipe, tmp_path, "pre@480").units} == {"pre@480"}
 
 
 def test_the_plan_counts_what_is_run(read):

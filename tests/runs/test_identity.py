@@ -461,14 +461,14 @@ KEYS = {
     },
     "tuning": {
         "learning_rates": [1e-3, 2e-2], "steps": 50, "held_out": 9, "extend": 1, "grid": {"weight_decay": [0.0, 0.1]},
-        "at": "middle", "refine": 1,
+        "refine": 1,
     },
 }  # fmt: skip
 SECTIONS = {"model": ModelSettings, "data": DataSettings, "training": TrainingSettings, "tuning": TuningSettings}
 FREE = {
     *("description", "data_dir", "evaluation.allow_unknown_base", "model.device_map", "model.trust_remote_code"),
     *("training.micro_batch_size", "training.gradient_checkpointing", "training.compile", "training.save_every"),
-    *("training.keep_checkpoints", "training.keep_finished", "training.report_to", "tuning.at"),
+    *("training.keep_checkpoints", "training.keep_finished", "training.report_to"),
 }
 """What a resumed run may have otherwise, as it decides no number but for rounding."""
 EACH_KEY = [(section, key) for section, keys in KEYS.items() for key in keys]

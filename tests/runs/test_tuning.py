@@ -331,7 +331,7 @@ def test_a_trial_that_diverges_is_shown_and_never_chosen(model_folder, tmp_path)
     assert [(trial["loss"], trial["diverged_step"] in (2, 3)) for trial in bad] == [(None, True)] * 2
     assert {choice["values"]["lr"] for choice in tuned["chosen"].values()} == {1e-3}
     assert tuned["seed"] == 1001
-    assert set(tuned["chosen"]["pre"]) == {"values", "loss", "trials", "edge", "at"}
+    assert set(tuned["chosen"]["pre"]) == {"values", "loss", "trials", "edge"}
     caution = "the best learning rate, 0.001, is the lowest of the 2 that were tried, so a lower one may be better."
     assert [warning for warning in results["warnings"] if caution in warning] == [f"pre and lora: {caution}"]
 

@@ -26,8 +26,7 @@ def chosen_facts(results: ComparisonResults, method: str) -> list[doc.Fact]:
         return []
     if not choice.is_tuned:
         return [("Not tuned", f"all {choice.trials} trials diverged; trained at {_values(choice.values)}")]
-    where = f" of {choice.at}" if choice.at is not None else ""
-    return [("Tuned", f"{_values(choice.values)}, the best of {choice.trials} trials{where}")]
+    return [("Tuned", f"{_values(choice.values)}, the best of {choice.trials} trials")]
 
 
 def tuning_sections(results: ComparisonResults, figures: Sequence[doc.Figure]) -> Iterator[doc.Section]:
@@ -57,9 +56,8 @@ def tuning_sections(results: ComparisonResults, figures: Sequence[doc.Figure]) -
     for method, choice in tuning.chosen.items():
         loss = "all diverged" if choice.loss is None else decimal(choice.loss, 4)
         edge = f"{choice.edge} rate tried" if choice.loss is not None and choice.edge else NOTHING
-        made = count(choice.trials) + (f" of {choice.at}" if choice.at is not None else "")
         rate, values = choice.values.get("lr"), _values(choice.values, without="lr")
-        chosen.append((method, _shown(rate), values, loss, made, edge))
+        chosen.append((method, _shown(rate), values, loss, count(choice.trials), edge))
     names = (results.noun, "learning rate", "other values", "held-out loss", "trials", "at the edge")
     table = replace(doc.Table.of("chosen", "Chosen rates", names, chosen), heading=False)
     yield doc.Section("tuning", "Tuning", (doc.Text(how), *figures, table))
