@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jinja2 import Environment, meta
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -78,7 +75,6 @@ class Completions:
         self.tokenizer = tokenizer
         self.eos = end_of_text(tokenizer, append=settings.append_eos) if settings.format != "messages" else None
         self.template = chat_template(tokenizer, settings)
-        self.any_templated = False
         self._digester = Digester(tokenizer)
 
     def encode(self, documents: list[str]) -> list[Encoded]:
@@ -97,7 +93,6 @@ class Completions:
                 examples.append(self._conversation(prompt + completion, len(prompt), given))
 
         # Texts as token ids, those of the chat template without special tokens.
-        self.any_templated |= any(example.templated for example in examples)
         digest = self._digester.text
         encodings: list[Encoded | None] = [None] * len(examples)
         for templated in (False, True):
@@ -199,15 +194,11 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, settings: DataSettings) ->
 
 
 def tokenize_completions(
-    documents: Iterable[str],
-    tokenizer: PreTrainedTokenizerBase,
-    settings: DataSettings,
-    unread: AbstractSet[str] = frozenset(),
+    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, settings: DataSettings
 ) -> Iterator[TokenizedPart]:
     """Tokenize examples in parts, as :func:`hfpatch.data.tokenizer.tokenize_in_parts`, with a mask of learned tokens.
 
-    ``documents`` are examples as JSON, see :mod:`hfpatch.data.rows`. A warning names the ``unread`` columns of their
-    source that the chat template would use.
+    ``documents`` are examples as JSON, see :mod:`hfpatch.data.rows`.
 
     Raises:
         HfpatchError: as :class:`Completions`, or if the template refuses a conversation, or no example is left.
@@ -225,22 +216,6 @@ def tokenize_completions(
         given += len(batch)
     if not any_kept:
         raise HfpatchError("no example has two tokens, so no token is predicted; choose another data.source")
-    if settings.chat_template is not None and not completions.any_templated:
-        warnings.warn(
-            f"{settings.source}: no prompt is a list of messages, and text is used as it is, so data.chat_template "
-            "changes nothing; write prompts as messages, or set data.prompt_template",
-            stacklevel=2,
-        )
-    if completions.template is not None and completions.any_templated:
-        jinja = _GENERATION.sub("", completions.template)
-        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(jinja)
-        wanted = meta.find_undeclared_variables(parsed) - {"messages"}
-        if names := sorted(wanted & unread):
-            warnings.warn(
-                f"{settings.source}: the chat template uses {', '.join(map(repr, names))}, and the column is not read; "
-                "a template is given a row's messages, tools and chat_template_kwargs",
-                stacklevel=2,
-            )
 
 
 def _short(messages: Messages) -> str:

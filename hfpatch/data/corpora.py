@@ -7,7 +7,6 @@ import glob
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -38,14 +37,12 @@ class Corpus:
         digest: returns 64 hex digits that change when the documents do, if necessary by reading them.
         revision: the hub revision that was read, or None.
         cacheable: whether caching is worthwhile, and the digest is known without reading all documents.
-        unread: the columns that are not read; known once the documents have been read.
     """
 
     read: Callable[[], Iterator[Document]]
     digest: Callable[[], str]
     revision: str | None = None
     cacheable: bool = True
-    unread: AbstractSet[str] = frozenset()
 
 
 def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
@@ -180,7 +177,7 @@ def _local(parts: list[tuple[list[Path], SplitPart]], settings: DataSettings) ->
             digests.append(of_files if part.is_whole else _digest([of_files, f"{part.start}:{part.stop}{rounding}"]))
         return digests[0] if len(digests) == 1 else _digest(digests)
 
-    return Corpus(read, digest, unread=rows.unread)
+    return Corpus(read, digest)
 
 
 def _saved(path: Path, settings: DataSettings) -> Corpus:
@@ -207,7 +204,7 @@ def _saved(path: Path, settings: DataSettings) -> Corpus:
         for number, table in enumerate(tables):
             yield from _table_documents(table, rows, str(path), number)
 
-    return Corpus(read, lambda: _digest_documents(read()), unread=rows.unread)
+    return Corpus(read, lambda: _digest_documents(read()))
 
 
 def _table_documents(table: Any, rows: Rows, name: str, part: int = 0) -> Iterator[Document]:
@@ -264,7 +261,6 @@ def _hub(settings: DataSettings, copy: Path | None) -> Corpus:
         lambda: commit or _digest_documents(read()),
         revision=commit or settings.revision,
         cacheable=commit is not None or not settings.streaming,
-        unread=rows.unread,
     )
 
 

@@ -145,8 +145,7 @@ class _Text:
 
         def write(folder: Path) -> None:
             texts = filtered_documents(corpus, settings)
-            file, revision = folder / _TOKENS, corpus.revision
-            write_token_file(file, texts, tokenizer, settings, revision=revision, unread=corpus.unread)
+            write_token_file(folder / _TOKENS, texts, tokenizer, settings, revision=corpus.revision)
 
         if settings.is_token_file:
             return cls(settings, tokenizer, open_token_file(Path(settings.source), tokenizer))

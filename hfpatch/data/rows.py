@@ -10,7 +10,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +41,6 @@ class Rows:
         template: the text around a prompt, ``{}`` in its place.
         group: the column that names each row's group.
         beginning: what the text of a group's first row matches.
-        unread: the other columns of the source.
     """
 
     format: Format = "text"
@@ -49,7 +48,6 @@ class Rows:
     template: str = "{}"
     group: str | None = None
     beginning: re.Pattern[str] | None = None
-    unread: set[str] = field(default_factory=set, compare=False)
 
     @classmethod
     def of(cls, settings: TextSource) -> Rows:
@@ -115,9 +113,7 @@ class Rows:
                     f"set data.{key}{meant}"
                 )
         optional = FOR_TEMPLATE if self.format != "text" else ()
-        read = [name for name in present if name in self.columns or name in optional or name == self.group]
-        self.unread.update(set(present).difference(read))
-        return read
+        return [name for name in present if name in self.columns or name in optional or name == self.group]
 
     def _document(self, row: dict[str, Any], where: str) -> str | None:
         """Return the document of a row; None where a column is null or nothing is learned."""

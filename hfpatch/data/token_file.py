@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -101,7 +100,6 @@ def write_token_file(
     settings: DataSettings,
     *,
     revision: str | None = None,
-    unread: AbstractSet[str] = frozenset(),
     on_part: Callable[[int, int], None] | None = None,
 ) -> TokenFileInfo:
     """Tokenize documents into a token file, a few million characters at a time.
@@ -123,7 +121,7 @@ def write_token_file(
     if settings.format == "text":
         parts = tokenize_in_parts(texts(), tokenizer, append_eos=settings.append_eos)
     else:
-        parts = tokenize_completions(texts(), tokenizer, settings, unread)
+        parts = tokenize_completions(texts(), tokenizer, settings)
     tokens, count, masks = 0, 0, path.with_suffix(LEARNED)
     lengths, digests, kept = list[Integers](), list[Digests](), list[Integers]()
     hashes = {file: hashlib.sha256() for file in ([path] if settings.format == "text" else [path, masks])}

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import warnings
 from pathlib import Path
 
 import datasets
@@ -207,19 +206,6 @@ def test_tools_and_template_options_are_given_as_trl_gives_them(chat, tmp_path, 
     assert "tools" not in texts[2]
 
 
-def test_a_column_that_the_template_would_use_is_named(chat, tmp_path, monkeypatch):
-    row = {"messages": turns(("user", "a"), ("assistant", "b")), "documents": [{"text": "c"}], "id": 7, "loop": 1}
-    data = DataSettings(source=write_rows(tmp_path / "a.jsonl", [row]), format="messages")
-    warning = r"a.jsonl: the chat template uses 'documents', and the column is not read;"
-    with monkeypatch.context() as patched:
-        patched.setattr(chat, "chat_template", WITH_TOOLS)
-        with pytest.warns(UserWarning, match=warning):
-            load_splits(data, chat)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load_splits(data, chat)
-
-
 ASKED = turns(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
 
 
@@ -256,16 +242,6 @@ def test_characters_are_those_of_what_is_said(tmp_path):
         assert len(list(corpora.documents(data))) == 1
         with pytest.raises(HfpatchError, match=f"no document has {characters + 1} characters"):
             list(corpora.documents(data.model_copy(update={"min_characters": characters + 1})))
-
-
-def test_a_template_that_no_row_needs_is_said(chat, tmp_path, recwarn):
-    (tmp_path / "chat.jinja").write_text(PLAIN)
-    row, options = {"prompt": "a b", "completion": " c d"}, {"format": "prompt_completion", "block_size": 8}
-    for changes, expected in (({}, 0), ({"chat_template": str(tmp_path / "chat.jinja")}, 1)):
-        source = write_rows(tmp_path / "a.jsonl", [{**row, "documents": "x"}] * 20)
-        load_splits(DataSettings(source=source, layout="padded", **options, **changes), chat)
-        warned = [str(warning.message) for warning in recwarn]
-        assert sum("no prompt is a list of messages" in message for message in warned) == len(warned) == expected
 
 
 def test_a_template_surrounds_the_prompt(chat, tmp_path):
