@@ -25,7 +25,7 @@ from hfpatch.recipes.questions import HELD_OUT, MARGINS, SAME_SIZE, TINYWORLD_MA
 from hfpatch.recipes.retention import RetentionSettings, check_retention, task_of
 from hfpatch.recipes.sources import TextSource
 from hfpatch.recipes.strict import check_once, explain, load_as
-from hfpatch.recipes.training import TrainingSettings, at_defaults, check_held_out, check_schedule
+from hfpatch.recipes.training import TrainingSettings, check_held_out
 from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, refuse_rate, split_key, trial_changes
 
 
@@ -60,7 +60,6 @@ class Recipe(ComparedRecipe):
     def _no_contradiction(self) -> Recipe:
         training, data, tasks = self.training, self.data, list(self.evaluation.tasks)
         trained = {name: self.methods[name] for name in self.trained}
-        check_schedule(training, *(self.tuning.grid.get("training.schedule", ()) if self.tuning else ()))
         check_held_out(training, measured=data.held_out is not None)
         if self.budgets:
             raise ValueError("load_recipe reads budgets; else name methods lora@10k, with match: 10000")
@@ -186,8 +185,6 @@ class Recipe(ComparedRecipe):
                 training[first] = {**training.get(first, getattr(self.training, first)), rest: value}
             else:
                 training[key] = value
-        # settings of the grid's other schedules
-        training |= at_defaults(type(self.training), training.get("schedule", self.training.schedule))
         methods = {**self.methods, method: parts}
         return self.replaced({"training": training, "methods": methods, "tuning": None, "rewind": ()})
 

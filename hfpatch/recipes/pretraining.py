@@ -14,7 +14,7 @@ from hfpatch.recipes.compared import ComparedRecipe, NamedRecipe
 from hfpatch.recipes.data import DataSettings, check_decided
 from hfpatch.recipes.questions import HELD_OUT, MARGINS, Asked, QuestionSettings
 from hfpatch.recipes.strict import PathText, Section, Seed, check_names, explain, find_recipe, load_as, read_yaml
-from hfpatch.recipes.training import PretrainSettings, StudySettings, at_defaults, check_held_out, check_schedule
+from hfpatch.recipes.training import PretrainSettings, StudySettings, check_held_out
 from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, point_name, refuse_rate, trial_changes
 
 _SHARED = ("steps", "epochs", "batch_size")
@@ -64,7 +64,6 @@ class PretrainRecipe(_Pretraining):
     @model_validator(mode="after")
     def _no_contradiction(self) -> PretrainRecipe:
         check_held_out(self.training, measured=self.measures_held_out)
-        check_schedule(self.training)
         return self
 
 
@@ -127,10 +126,6 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         self.check_questions(self.variants, of="variants", measures=("nats_per_token",))
         for name in self.variants:
             self._check_runs(name)
-        schedules = [variant.training.get("schedule") for variant in self.variants.values()]
-        tunings = filter(None, map(self.tuning_of, self.variants))
-        schedules += [schedule for tuning in tunings for schedule in tuning.grid.get("training.schedule", ())]
-        check_schedule(self.training, *schedules)
         return self
 
     def _check_runs(self, name: str) -> None:
@@ -207,10 +202,6 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         for key, value in values.items():
             first, _, rest = key.partition(".")
             training[first] = {**training[first], rest: value} if rest else value
-        # settings of the schedules of other variants, or of other values of the grid
-        given = () if "schedule" in values else changes.training
-        unused = at_defaults(PretrainSettings, training["schedule"])
-        training |= {key: default for key, default in unused.items() if key not in given}
         return PretrainRecipe.model_validate_json(
             json.dumps(
                 {

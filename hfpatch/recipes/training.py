@@ -44,8 +44,7 @@ NOT_IDENTITY = {
     *("save_every", "keep_checkpoints", "keep_finished", "report_to"),
 }
 """Settings that may differ between a run and its continuation: they change the numbers by rounding at most."""
-OF_SCHEDULES = {"decay_steps": ("wsd",), "min_lr_ratio": ("cosine", "wsd")}
-"""Settings of some schedules only, with these."""
+_OF_SCHEDULES = {"decay_steps": ("wsd",), "min_lr_ratio": ("cosine", "wsd")}
 
 
 class LoopSettings(Section):
@@ -105,6 +104,12 @@ class LoopSettings(Section):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> LoopSettings:
+        for key, schedules in _OF_SCHEDULES.items():
+            if self.schedule not in schedules and self.changed([key]):
+                raise ValueError(
+                    f"training.{key} is for training.schedule={' or '.join(schedules)}, and training.schedule is "
+                    f"{self.schedule}; leave it at {type(self).model_fields[key].default}"
+                )
         if self.evaluate_every is None and (changed := self.changed(("patience", "keep_best"))):
             raise ValueError(
                 f"training.{changed[0]} compares evaluations, but there is only one; set training.evaluate_every"
@@ -236,22 +241,6 @@ def group_of(name: str) -> Group:
     """
     parts = name.split(".")
     return next((group for mark, group in _MARKS if any(part.startswith(mark) for part in parts)), "other")
-
-
-def check_schedule(training: LoopSettings, *tried: object) -> None:
-    """Refuse a setting of schedules that are neither this one nor one of those tried."""
-    for key, schedules in OF_SCHEDULES.items():
-        if training.changed([key]) and not {*schedules} & {training.schedule, *tried}:
-            raise HfpatchError(
-                f"training.{key} is for training.schedule={' or '.join(schedules)}, and training.schedule is "
-                f"{training.schedule}; change one of them"
-            )
-
-
-def at_defaults(settings: type[LoopSettings], schedule: object) -> dict[str, Any]:
-    """Return the defaults of the settings that a schedule does not use."""
-    unused = [key for key, schedules in OF_SCHEDULES.items() if schedule not in schedules]
-    return {key: settings.model_fields[key].default for key in unused}
 
 
 def with_steps(training: AnySettings, blocks: int) -> AnySettings:

@@ -15,7 +15,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import Parts
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.strict import Section, check_once, read_override
-from hfpatch.recipes.training import NOT_IDENTITY, OF_SCHEDULES, LoopSettings, PretrainSettings, TrainingSettings
+from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, PretrainSettings, TrainingSettings
 
 Values: TypeAlias = dict[str, Any]
 """The values of a trial: ``lr``, other keys of training, options of the method's parts as ``0.lora_alpha``."""
@@ -175,7 +175,7 @@ def check_tuning(
             f"tuning.grid: {{training.learning_rates.{group}: [...]}}"
         )
     for key in tuning.grid:
-        _check_key(key, tuning, training, methods)
+        _check_key(key, training, methods)
     counts = {name: len(tuning.combinations(name, methods)) for name in methods}
     if len(set(counts.values())) < 2:
         return
@@ -186,7 +186,7 @@ def check_tuning(
     )
 
 
-def _check_key(key: str, tuning: TuningSettings, training: LoopSettings, methods: Mapping[str, Parts]) -> None:
+def _check_key(key: str, training: LoopSettings, methods: Mapping[str, Parts]) -> None:
     """Refuse a key of the grid that is neither a key of training that trials may differ in, nor an option of a part."""
     kind, _, rest = key.partition(".")
     if kind == "training":
@@ -196,11 +196,6 @@ def _check_key(key: str, tuning: TuningSettings, training: LoopSettings, methods
         if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
             raise HfpatchError(f"tuning.grid: {key!r} must be the same for all trials; leave it out")
         keys = [key for key in type(training).model_fields if key not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
-        schedules = OF_SCHEDULES.get(name)
-        if schedules and not {*schedules} & {training.schedule, *tuning.grid.get("training.schedule", ())}:
-            raise HfpatchError(
-                f"tuning.grid: {key!r} is for training.schedule={' or '.join(schedules)}; try one too, or leave it out"
-            )
         if name not in keys or (inner and name not in _BY_GROUP):
             raise HfpatchError(f"tuning.grid: training has no key {rest!r}{nearest(name, keys)}")
         return

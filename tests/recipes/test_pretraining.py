@@ -98,16 +98,9 @@ def test_a_study_asks_by_default_for_a_gain_of_each_variant_over_the_baseline(wr
     assert load_pretraining(write(STUDY), ["questions.gain=null"]).asked() == []
 
 
-@pytest.mark.parametrize("where", ["tuning", "variant"])
-def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
-    text = STUDY.replace("{steps: 20,", "{steps: 20, decay_steps: 5,")
-    if where == "tuning":
-        text = text.replace("training.weight_decay: [0.1, 0.2]", "training.schedule: [cosine, wsd]")
-    else:
-        text = text.replace("min_lr_ratio: 0.01", "schedule: wsd")
-    study = load_pretraining(write(text))
-    values = {"schedule": "wsd"} if where == "tuning" else {}
-    assert study.single("nonlinear", values, 0).training.decay_steps == 5
+def test_the_decay_of_a_variant_is_its_own(write):
+    study = load_pretraining(write(STUDY.replace("min_lr_ratio: 0.01", "schedule: wsd, decay_steps: 5")))
+    assert study.single("nonlinear", {}, 0).training.decay_steps == 5
     assert study.single("linear", {}, 0).training.decay_steps is None
 
 
