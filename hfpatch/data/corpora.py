@@ -173,8 +173,7 @@ def _local(parts: list[tuple[list[Path], SplitPart]], settings: DataSettings) ->
         digests = []
         for files, part in parts:
             of_files = _digest(sha256_file(file) for file in files)
-            rounding = " remainder dropped" if part.drops_remainder else ""
-            digests.append(of_files if part.is_whole else _digest([of_files, f"{part.start}:{part.stop}{rounding}"]))
+            digests.append(of_files if part.is_whole else _digest([of_files, f"{part.start}:{part.stop}"]))
         return digests[0] if len(digests) == 1 else _digest(digests)
 
     return Corpus(read, digest)

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from hfpatch.errors import HfpatchError
 from hfpatch.recipes.strict import PathText, Section
 
 Format: TypeAlias = Literal["text", "messages", "prompt_completion"]
@@ -26,22 +25,18 @@ WIKITEXT = "wikitext"
 """The ``group`` of WikiText: an article begins with a line such as ``= Title =``."""
 _BEGINNINGS = {WIKITEXT: r"^\s*= [^=\n][^\n]* =\s*(\n|$)"}
 
-_SPLIT = re.compile(
-    r"(?P<name>[^\[\]()+]+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?(\((?P<rounding>closest|pct1_dropremainder)\))?"
-)
+_SPLIT = re.compile(r"(?P<name>[^\[\]()+]+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?")
 
 
 class SplitPart(NamedTuple):
     """A split or a slice of it, ``train[10%:20%]``; a bound is a number of rows or, with ``%``, of hundredths.
 
-    Hundredths are rounded to the nearest row, or with ``drops_remainder`` (``(pct1_dropremainder)``) are that many
-    times the whole rows of one.
+    Hundredths are rounded to the nearest row.
     """
 
     name: str
     start: str | None
     stop: str | None
-    drops_remainder: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -54,20 +49,12 @@ class SplitPart(NamedTuple):
         return any(bound and ("%" in bound or "-" in bound) for bound in (self.start, self.stop))
 
     def bounds(self, total: int) -> tuple[int, int]:
-        """Return the first row and the one after the last of ``total``, rounded as `datasets` does.
-
-        Raises:
-            HfpatchError: if there are fewer than 100 rows to drop the remainder of.
-        """
-        if self.drops_remainder and total < 100 and "%" in f"{self.start}{self.stop}":
-            raise HfpatchError(
-                f"data.split: {self.name} has {total} rows, and (pct1_dropremainder) needs 100; leave it out"
-            )
+        """Return the first row and the one after the last of ``total``, rounded as `datasets` does."""
         rows = []
         for bound in (self.start or "0", self.stop or str(total)):
             row = int(bound.rstrip("%"))
             if bound.endswith("%"):
-                row = row * (total // 100) if self.drops_remainder else round(row * total / 100)
+                row = round(row * total / 100)
             rows.append(min(max(row + total if row < 0 else row, 0), total))
         return rows[0], max(rows)
 
@@ -175,7 +162,7 @@ def split_parts(split: str) -> list[SplitPart]:
         match = _SPLIT.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"data.split is {split!r}; write a name or a slice of it, such as train[:1%]")
-        part = SplitPart(match["name"], match["start"], match["stop"], match["rounding"] == "pct1_dropremainder")
+        part = SplitPart(match["name"], match["start"], match["stop"])
         if part.start and part.stop and part.start.endswith("%") != part.stop.endswith("%"):
             raise ValueError(f"data.split is {split!r}; both bounds must be numbers or both percentages")
         for bound in (part.start, part.stop):

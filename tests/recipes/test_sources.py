@@ -32,6 +32,7 @@ def recipe(write):
         (["data.format=messages", "data.text_column=x"], "data.text_column applies to data.format=text"),
         (["data.format=messages", "data.layout=stream"], "set data.layout=packed or padded"),
         (["data.split=train[:1%"], r"data.split is 'train\[:1%'; write a name or a slice of it"),
+        (["data.split=train[:9%](pct1_dropremainder)"], "write a name or a slice of it"),
         (["data.split=train[5:5%]"], "both bounds must be numbers or both percentages"),
         (["data.split=train[:101%]"], "a percentage must be between -100% and 100%"),
         (["data.source=$HFPATCH_TEXTS/a.jsonl"], "data.source: .*the environment variable HFPATCH_TEXTS is not set"),
