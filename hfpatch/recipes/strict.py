@@ -115,9 +115,8 @@ class Section(BaseModel):
 
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)$")
 
-_NODES = 100_000
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; also a byte of a command line that is not UTF-8
-_TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
+_TEXT = "tag:yaml.org,2002:str"
 
 _WORDING = {
     "Input should be": "must be",
@@ -132,14 +131,14 @@ _AMOUNT = re.compile(r"^\w+ should have (at (?:least|most) \d+ items?) after val
 class _Loader(yaml.SafeLoader):
     """YAML in which ``1e-5`` is a number, a date and the key ``on`` are text, and a key given twice is an error.
 
-    An alias may not contain its anchor, and aliases may not expand to more than ``_NODES`` values.
+    Aliases are refused: a few lines of them can stand for any number of values.
     """
 
-    def get_single_node(self) -> yaml.Node | None:
-        root: yaml.Node | None = super().get_single_node()
-        if root is not None and _count_nodes(root, {}) > _NODES:
-            raise yaml.YAMLError(f"its aliases repeat their anchors into more than {_NODES} values")
-        return root
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # in the stubs of PyYAML
+            raise yaml.composer.ComposerError(None, None, "aliases are not read; write what it stands for", mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys: set[str] = set()
@@ -151,7 +150,7 @@ class _Loader(yaml.SafeLoader):
                 problem = f"the key {key.value!r} is given twice"
             elif key.value == "on":  # a key of questions, which YAML 1.1 reads as true
                 key.tag = _TEXT
-            elif key.tag not in (_TEXT, _MERGE):
+            elif key.tag != _TEXT:
                 problem = f"the key {key.value!r} is not text; put it in quotes"
             if problem is not None:
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
@@ -159,22 +158,11 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _count_nodes(node: yaml.Node, counts: dict[int, int]) -> int:
-    """Return the number of values of a node with every alias expanded; ``counts`` are those of nodes seen so far."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) not in counts:
-        counts[id(node)] = 0  # until it is known; a node that contains itself finds the zero
-        mapping = isinstance(node, yaml.MappingNode)
-        inner = [child for pair in node.value for child in pair] if mapping else node.value
-        counts[id(node)] = 1 + sum(_count_nodes(child, counts) for child in inner)
-    elif counts[id(node)] == 0:
-        raise yaml.constructor.ConstructorError(None, None, "an anchor contains itself", node.start_mark)
-    return counts[id(node)]
-
-
 class _Dumper(yaml.SafeDumper):
     """Writes YAML that ``_Loader`` reads back unchanged."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 for _kind in (_Loader, _Dumper):
