@@ -19,16 +19,17 @@ Plan = dict[str, Any]
 
 
 def attach(model: nn.Module, plan: Plan) -> None:
-    """Give a stock model, in place, the head size, the biases, the query paths and the pre-projections of a plan.
+    """Give a stock model, in place, the query paths and the pre-projections of a plan, and no biases if it says so.
 
     What stays of a stock matrix keeps its values, so that variants of one seed start from the same weights.
 
     Args:
         model: just built, on any device.
-        plan: ``biases``, ``head_size``, ``seed``, ``std``, ``projections`` and ``pre_projections``, as
-            ``hfpatch.models.plan`` writes it.
+        plan: ``biases``, ``seed``, ``std``, ``projections`` and ``pre_projections``, as ``hfpatch.models.plan`` writes
+            it.
     """
-    reshape(model, plan)
+    if not plan["biases"]:
+        remove_biases(model)
     for item in plan["projections"]:
         _replace(model, item, plan)
     for item in plan.get("pre_projections", ()):  # models that were saved before there were any have none
@@ -74,25 +75,9 @@ def _leave(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output
     return attention.preproj_skip(output, x)
 
 
-def reshape(model: nn.Module, plan: Plan) -> None:
-    """Give a stock model the head size and the biases of a plan."""
-    size, std = plan["head_size"], plan["std"]
-    # GPT-2: q, k, v become h·k wide each, and the output projection reads h·k
-    attentions = [(name, module) for name, module in model.named_modules() if size and hasattr(module, "split_size")]
-    for name, attention in attentions:
-        wide, depth = size * attention.num_heads, 2 * len(attentions)
-        for part, (outputs, inputs), scale in (
-            ("c_attn", (3 * wide, attention.embed_dim), std),
-            ("c_proj", (attention.embed_dim, wide), std / depth**0.5),  # GPT-2's rule for outputs to the residual
-        ):
-            old = getattr(attention, part).weight
-            weight = old.new_empty(outputs, inputs)
-            normal_(weight, std=scale, seed=plan["seed"], name=f"{name}.{part}")
-            setattr(attention, part, _linear(weight, old.new_zeros(outputs), keep_bias=True))
-        if attention.scale_attn_weights:
-            attention.scaling *= (attention.head_dim / size) ** 0.5
-        attention.head_dim, attention.split_size = size, wide
-    for name, module in [] if plan["biases"] else list(model.named_modules()):
+def remove_biases(model: nn.Module) -> None:
+    """Remove the biases of a stock model."""
+    for name, module in list(model.named_modules()):
         if hasattr(module, "nf"):  # a Conv1D cannot be without a bias
             _set(model, name, _linear(*_rows(module), keep_bias=False))
         elif getattr(module, "bias", None) is not None:

@@ -6,13 +6,12 @@ import copy
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from hfpatch.errors import HfpatchError
 from hfpatch.models.classes import FILE, scratch_classes
-from hfpatch.models.plan import HEAD_SIZE_TYPES, make_plan
+from hfpatch.models.plan import make_plan
 from hfpatch.recipes.models import MLP_WIDTHS, ScratchSettings
 from hfpatch.support.plugins import one_line
 
@@ -26,15 +25,13 @@ def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: 
 
     Args:
         config: of any type that ``AutoModelForCausalLM`` knows; left as it is.
-        settings: query path, biases, width of the MLP, head size.
+        settings: query path, pre-projection, biases, width of the MLP.
         seed: seed of the initialisation.
 
     Raises:
         HfpatchError: if the architecture cannot be built so; the message names the setting.
     """
-    config, head_size = copy.deepcopy(config), None
-
-    # The width of the MLP and the head size, in the configuration where it has a key
+    config = copy.deepcopy(config)
     if settings.mlp_width is not None:
         name = next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
         if name is None:
@@ -47,27 +44,17 @@ def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: 
             raise HfpatchError(
                 f"architecture.mlp_width: {settings.mlp_width} times d={config.hidden_size} is below 1; raise it"
             )
-        _set(config, name, width, "mlp_width")
-    if settings.head_size is not None and hasattr(config, "head_dim"):
-        _set(config, "head_dim", settings.head_size, "head_size")
-    elif settings.head_size is not None:
-        head_size = settings.head_size
-        if config.model_type not in HEAD_SIZE_TYPES:
-            raise HfpatchError(
-                f"architecture.head_size: {config.model_type} fixes it at d divided by the number of heads; choose "
-                f"{', '.join(HEAD_SIZE_TYPES)} or a type with head_dim in its configuration, such as llama"
-            )
+        setattr(config, name, width)
 
     # The stock class, or one of its own that follows a plan
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        is_stock = settings.query.path == "linear" and settings.pre_projection is None
-        if is_stock and settings.biases and head_size is None:
+        if settings.query.path == "linear" and settings.pre_projection is None and settings.biases:
             return _built(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32))
         stock: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         with torch.device("meta"):
             outline = _built(lambda: stock(copy.deepcopy(config)))
-        plan = make_plan(outline, settings, head_size=head_size, seed=seed)
+        plan = make_plan(outline, settings, seed=seed)
         model_class, config_class = scratch_classes(config.model_type)
         values = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
         config_of = config_class(**values, hfpatch_scratch=plan)
@@ -107,15 +94,3 @@ def _built(make: Any) -> Any:
         raise HfpatchError(f"architecture.query: {error}") from error
     except Exception as error:  # a model may raise any
         raise HfpatchError(f"architecture: cannot be built ({one_line(error)})") from error
-
-
-def _set(config: PreTrainedConfig, name: str, value: int, setting: str) -> None:
-    """Set a value, which the configuration may refuse as it does when it is made with it."""
-    setattr(config, name, value)
-    validate = getattr(config, "validate", None)  # configurations became dataclasses in the course of 5.x
-    try:
-        if callable(validate):
-            validate()
-    except (StrictDataclassError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise HfpatchError(f"architecture.{setting}: {config.model_type} refuses {name}={value} ({reason})") from error

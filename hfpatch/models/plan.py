@@ -6,13 +6,12 @@ import warnings
 from typing import Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.models.attach import Plan, reshape
+from hfpatch.models.attach import Plan, remove_biases
 from hfpatch.nn.nonlinear import bottleneck_rank
 from hfpatch.nn.preprojection import inner_width
 from hfpatch.recipes.models import PreProjectionSettings, QuerySettings, ScratchSettings
 from hfpatch.sites import AttentionSite, find_sites
 
-HEAD_SIZE_TYPES = ("gpt2",)  # whose attention is resized; others have a key for it in their configuration
 _DEFAULT_STD = 0.02  # of matrices, where a configuration names none
 _ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU", "relu2": "ReLU²", "silu": "SiLU", "identity": ""}
 _NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LN", "none": ""}
@@ -20,13 +19,12 @@ _SYMBOLS = {"query": "Q", "key": "K", "value": "V"}
 _WITHOUT_MATRIX = {"identity": "path: identity", "residual": "path: residual", "nonlinear": "anchor: identity"}
 
 
-def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None, seed: int) -> Plan:
+def make_plan(outline: Any, settings: ScratchSettings, *, seed: int) -> Plan:
     """Return the plan for a model, in plain values.
 
     Args:
-        outline: the stock model, on the meta device; head size and biases are changed in place.
+        outline: the stock model, on the meta device; biases are removed in place.
         settings: of the model to build.
-        head_size: of an attention that has to be resized, else None.
         seed: seed of the initialisation.
 
     Raises:
@@ -36,13 +34,13 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
     plan: Plan = {
         "settings": settings.model_dump(mode="json"),
         "biases": settings.biases,
-        "head_size": head_size,
         "seed": seed,
         "std": next((std for std in stds if isinstance(std, float) and std > 0), _DEFAULT_STD),
         "projections": [],
         "pre_projections": [],
     }
-    reshape(outline, plan)
+    if not settings.biases:
+        remove_biases(outline)
     left = [name for name, _ in outline.named_parameters() if name.endswith("bias")]
     if not settings.biases and left:
         raise HfpatchError(f"architecture.biases: {left[0]} cannot be removed; leave biases out")

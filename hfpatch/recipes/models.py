@@ -95,8 +95,6 @@ class ScratchSettings(Section):
     """Whether linear layers and norms keep the biases that the architecture gives them."""
     mlp_width: PositiveFloat | None = None
     """Inner width of the MLP as a multiple of d, rounded to a whole number; None leaves it to the configuration."""
-    head_size: PositiveInt | None = None
-    """k, where it is not d divided by the number of heads; None leaves it to the configuration."""
 
 
 def split_architecture(architecture: Mapping[str, Any]) -> tuple[ScratchSettings, dict[str, Any]]:
@@ -110,8 +108,7 @@ def split_architecture(architecture: Mapping[str, Any]) -> tuple[ScratchSettings
     if given.get("query", {}) is None:
         raise HfpatchError("architecture.query is empty; leave it out or write query: {path: nonlinear}")
     settings = validate(given, ScratchSettings, "architecture")
-    for ours, theirs in (("mlp_width", MLP_WIDTHS), ("head_size", ("head_dim",))):
-        both = [key for key in theirs if left.get(key) is not None]
-        if getattr(settings, ours) is not None and both:
-            raise HfpatchError(f"architecture: {ours} and {both[0]} mean the same; leave one of them out")
+    both = [key for key in MLP_WIDTHS if left.get(key) is not None]
+    if settings.mlp_width is not None and both:
+        raise HfpatchError(f"architecture: mlp_width and {both[0]} mean the same; leave one of them out")
     return settings, left

@@ -40,7 +40,7 @@ class _Pretraining(NamedRecipe):
 
     architecture: dict[str, Any]
     """``model_type``, the keys of its configuration class, and ``query``, ``pre_projection``, ``biases``,
-    ``mlp_width``, ``head_size``."""
+    ``mlp_width``."""
     tokenizer: TokenizerSettings
     """The tokenizer."""
     evaluation_data: DataSettings | None = None

@@ -42,9 +42,6 @@ def twin(config: PreTrainedConfig, kind: Any = None, *, seed: int = 0) -> PreTra
         return random_model(shrink(config), kind, seed=seed)
     stock, plan = parts
     settings = ScratchSettings.model_validate(plan["settings"])
-    if settings.head_size is not None:
-        fills = settings.head_size * stock.num_attention_heads == stock.hidden_size
-        settings = settings.model_copy(update={"head_size": HEAD if fills else HEAD + HEAD // 2})
     if settings.query.rank is not None:
         query = settings.query.model_copy(update={"rank": min(settings.query.rank, RANK)})
         settings = settings.model_copy(update={"query": query})

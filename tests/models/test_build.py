@@ -236,21 +236,7 @@ def test_without_biases_there_are_none_and_what_is_left_computes_the_same(case):
         torch.testing.assert_close(bare(make_tokens(), use_cache=False).logits, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_head_size_of_ones_own_in_gpt2_is_attention_with_that_size():
-    model = build_scratch(config_of("gpt2"), ScratchSettings(head_size=10), seed=1).eval()
-    attention = model.transformer.h[0].attn
-    x = torch.randn(2, 6, 32)
-    joined = (x @ attention.c_attn.weight.T + attention.c_attn.bias).view(2, 6, 3, HEADS, 10)
-    q, k, v = joined.permute(2, 0, 3, 1, 4).unbind(0)
-    scores = (q @ k.mT / 10**0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), float("-inf"))
-    mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 6, 40)
-    with torch.no_grad():
-        expected = mixed @ attention.c_proj.weight.T + attention.c_proj.bias
-        torch.testing.assert_close(attention(x)[0], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_head_sizes_in_the_configuration_and_nothing_asked():
-    assert build_scratch(config_of("llama"), ScratchSettings(head_size=12)).model.layers[0].self_attn.head_dim == 12
+def test_a_width_alone_gives_the_stock_class():
     model = build_scratch(config_of("gpt2"), ScratchSettings(mlp_width=3))
     assert type(model).__name__ == "GPT2LMHeadModel"
     assert model.transformer.h[0].mlp.c_fc.nf == 96
@@ -259,12 +245,15 @@ def test_head_sizes_in_the_configuration_and_nothing_asked():
 @pytest.mark.parametrize(
     ("case", "changes", "settings", "message"),
     [
-        ("llama", {"head_dim": 12}, {"query": {}}, "d_q=48 and d=32"),
+        (
+            "llama",
+            {"head_dim": 12},
+            {"query": {}},
+            "anchor: identity needs .*d_q=48 and d=32; set path: nonl",
+        ),
+        ("llama", {"head_dim": 12}, {"query": {"path": "identity"}}, "path: identity needs it as wide as the hidden"),
         ("llama", {}, {"query": {"targets": ["key"]}}, "d_q=16 and d=32"),
         ("gpt2", {"n_embd": 33, "n_head": 3}, {"query": {}}, "hidden size 33 is odd"),
-        ("gpt2", {}, {"query": {}, "head_size": 10}, "d_q=40 and d=32"),
-        ("gpt_neox", {}, {"head_size": 10}, "head_size: gpt_neox fixes it"),
-        ("llama", {}, {"head_size": 9}, "architecture.head_size: llama refuses head_dim=9 .*even rotary"),
         ("gpt2", {}, {"query": {"targets": ["query", "key", "value"], "fused": True}}, "fused"),
         ("gpt2", {}, {"pre_projection": {"expansion": 0.01}}, "pre_projection: expansion=0.01 gives an inner width"),
         ("gemma2", {}, {"pre_projection": {"content_skip": True}}, "normed or scaled before it is added"),

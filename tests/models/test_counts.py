@@ -1,6 +1,6 @@
 """Parameter counts on the meta device, against formulas written out and the published numbers.
 
-d: hidden size, L: layers, V: vocabulary, T: context, r: rank, w: MLP width as a multiple of d, k: head size, h: heads,
+d: hidden size, L: layers, V: vocabulary, T: context, r: rank, w: MLP width as a multiple of d, k: head size,
 g: key/value heads, E: experts. GPT-2 small has neither biases nor an output head of its own.
 """
 
@@ -11,7 +11,7 @@ from hfpatch.models import non_embedding_parameters
 from hfpatch.recipes.models import GPT2_SMALL
 from hfpatch.training.architecture import build_model
 
-D, L, V, T, H, K = 768, 12, 50304, 1024, 12, 64
+D, L, V, T = 768, 12, 50304, 1024
 NORMS = L * 2 * D + D  # two in each block, one at the end
 ATTENTION = L * 4 * D * D  # W_Q, W_K, W_V, W_O
 MLP = L * 2 * D * 4 * D  # d -> 4d -> d
@@ -54,16 +54,8 @@ def nonlinear(**options):
         ({"mlp_width": 4.625}, BASE - MLP + L * 2 * D * 3552, None),
         ({"mlp_width": 4.75}, BASE - MLP + L * 2 * D * 3648, 95.57),
         ({"mlp_width": 5}, BASE - MLP + L * 2 * D * 3840, None),
-        # the head size: q, k, v are h·68 wide and the output reads h·68
-        ({"head_size": 64}, BASE, 84.95),
-        ({"head_size": 68}, BASE - ATTENTION + L * (3 * D * H * 68 + H * 68 * D), None),
         # both at once
         ({"mlp_width": 4.5, **nonlinear()}, BASE - MLP + L * 2 * D * 3456 - QUERY + BOTTLENECK + GAINS, None),
-        (
-            {"head_size": 68, **nonlinear(anchor="weight")},  # f: d -> d/2 -> h·68, an output norm of h·68
-            BASE - ATTENTION + L * (4 * D * H * 68 + D * D // 2 + (D // 2) * H * 68 + D + H * 68),
-            None,
-        ),
         # with biases: 3d of q, k, v; d of the output; 4d and d of the MLP; d of each norm
         ({"biases": True}, BASE + L * (3 + 1 + 4 + 1 + 2) * D + D, None),
         ({"biases": True, "query": {"path": "identity"}}, BASE - QUERY + L * (2 + 1 + 4 + 1 + 2) * D + D, None),

@@ -20,7 +20,7 @@ def test_left_out_everything_is_stock():
     settings, left = split_architecture(TINY)
     assert left == TINY
     assert (settings.query.path, settings.biases) == ("linear", True)
-    assert (settings.mlp_width, settings.head_size) == (None, None)
+    assert settings.mlp_width is None
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,8 @@ def test_left_out_everything_is_stock():
         ({"query": {"fused": True, "input_norm": "layernorm"}}, "commute"),
         ({"query": None}, "query is empty"),
         ({"mlp_width": -1}, "mlp_width"),
-        ({"head_size": 0}, "head_size"),
         ({"mlp_width": float("nan")}, "mlp_width"),
         ({"mlp_width": 4, "n_inner": 128}, "mlp_width and n_inner mean the same"),
-        ({"head_size": 12, "head_dim": 8}, "head_size and head_dim mean the same"),
         ({"query": {"path": "linear", "fused": True}}, "fused has no effect with path: linear"),
         ({"query": {"path": "residual", "anchor": "weight"}}, "anchor has no effect with path: residual"),
         ({"query": {"activation": "gelu_new"}}, "query.activation"),
@@ -60,8 +58,7 @@ def test_mistakes_are_one_clear_line(changes, message):
     ("changes", "message"),
     [
         ({"mlp_width": 0.001}, "architecture.mlp_width: 0.001 times d=32 is below 1"),
-        ({"head_size": 9, "query": {}}, "anchor: identity needs .*d_q=36 and d=32; set path: nonlinear with anchor: w"),
-        ({"head_size": 9, "query": {"path": "identity"}}, "path: identity needs it as wide as the hidden state"),
+        ({"n_embd": 36, "n_head": 6, "query": {"rank": 10**6}}, "architecture.query: rank=1000000 must be at most"),
         ({"qury": {}}, "architecture.qury: gpt2 has no such key"),
         ({"model_type": "mamba"}, "architecture.n_embd: mamba has no such key"),
     ],

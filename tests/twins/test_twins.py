@@ -124,14 +124,6 @@ def test_the_twin_of_a_model_from_scratch_has_its_query_paths(case, settings):
     assert made(torch.ones(1, 4, dtype=torch.long)).logits.isfinite().all()
 
 
-def test_the_twin_of_a_model_with_a_head_size_of_its_own_has_one_too():
-    settings = ScratchSettings(head_size=68, query={"anchor": "weight"})
-    made = twin(build_scratch(make_config("gpt2"), settings).config)
-    assert made.transformer.h[0].attn.head_dim == 24
-    with pytest.raises(HfpatchError, match="d_q=96 and d=64"):
-        build_scratch(shrink(make_config("gpt2")), ScratchSettings(head_size=24, query={}))
-
-
 def test_a_configuration_that_refuses_small_sizes_is_one_line(monkeypatch):
     config = make_config("llama")
 
