@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.scorer import Findings, Score, TokenRequest
+from hfpatch.evaluation.scorer import Score, TokenRequest
 from hfpatch.nn.matmul import choose_library
-from hfpatch.support.files import hash_values, read_json, write_json
+from hfpatch.support.files import hash_values
 from hfpatch.support.provenance import installed_versions
 from hfpatch.support.sources import CODE_SHA256, COMPUTING_SHA256
 from hfpatch.surgery.bases import hash_model_code, hash_tensors, hash_weights
@@ -131,32 +131,6 @@ def open_cache(folder: Path, task: str, key: Mapping[str, Any], *, optional: boo
     """Return the cache of a model's scores on a task, in a folder that may hold those of other models."""
     name = f"{task.replace('/', '-')}-{hash_values(key)[:16]}.jsonl"
     return ScoreCache(folder / name, key, optional=optional, rank=rank)
-
-
-def read_findings(folder: Path, key: Mapping[str, Any]) -> Findings:
-    """Return the results of trials that `keep_findings` wrote; none where they cannot be read."""
-    try:
-        kept = read_json(folder / f"trials-{hash_values(key)[:16]}.json")
-        if kept["key"] == key:
-            return Findings.of(kept)
-    except (HfpatchError, KeyError, TypeError):
-        pass
-    return Findings()
-
-
-def keep_findings(folder: Path, key: Mapping[str, Any], findings: Findings, *, optional: bool = False) -> None:
-    """Write the results of trials of a model beside its answers, unless they are there already.
-
-    Raises:
-        HfpatchError: if the file cannot be written and is not optional.
-    """
-    if findings.to_json() == read_findings(folder, key).to_json():
-        return
-    try:
-        write_json(folder / f"trials-{hash_values(key)[:16]}.json", {"key": key, **findings.to_json()})
-    except HfpatchError:  # the answers' own file has warned of it
-        if not optional:
-            raise
 
 
 def _digest(request: TokenRequest) -> str:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from hfpatch.data.tokenizer import check_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.scorer import Findings, Score, Scorer, TokenRequest
+from hfpatch.evaluation.scorer import Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
 from hfpatch.evaluation.windows import long_windows, warn_once
 from hfpatch.models.attention import fast_attention
@@ -97,7 +97,6 @@ class HfpatchLM(HFLM):
     Attributes:
         score_cache: a cache that scores are read from and added to as they come; None is no cache.
         prompts: the hashes of the requests so far.
-        findings: the results of trials of the model, old and new.
         reused: how many scores came from the cache so far.
         on_scored: called during scoring with the number of requests scored so far and of all; where ranks share them,
             with those of this rank.
@@ -164,7 +163,6 @@ class HfpatchLM(HFLM):
 
             load_patch(self.model, Path(patch), allow_other_base=allow_other_base)
         self.begin()
-        self.findings = Findings()
         self.left_out: dict[int, str] | None = None
         self.ranks = Ranks()
         self._token_budget = token_budget
@@ -366,9 +364,7 @@ class HfpatchLM(HFLM):
             limits = BatchLimits.for_device(self.device)
             if self._token_budget is not None:
                 limits = replace(limits, tokens=self._token_budget)
-            if self._probed is not None:
-                self.findings = Findings()
-            self._probed = (modules, Scorer(self.model, self.max_length, limits, findings=self.findings))
+            self._probed = (modules, Scorer(self.model, self.max_length, limits))
         return self._probed[1]
 
     def _cut(self, encoded: Sequence[Encoded], requests: Sequence[Any]) -> tuple[list[int], list[TokenRequest]]:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.data.rows import number_groups
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.cache import keep_findings, model_key, open_cache, read_findings
+from hfpatch.evaluation.cache import model_key, open_cache
 from hfpatch.evaluation.clusters import count_groups
 from hfpatch.evaluation.examples import others_as_examples
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
@@ -112,7 +112,6 @@ def evaluate(
         answers, optional = storage.answers, storage.answers_optional
         if answers is not None:
             key = ranks.same(model_key(model, storage.base_sha256))
-            scorer.findings = ranks.same(read_findings(answers, key))
         results = dict(scored or {})
         for name in selection.tasks:
             if on_task is not None:
@@ -120,8 +119,6 @@ def evaluate(
             cache = open_cache(answers, name, key, optional=optional, rank=ranks.index) if answers is not None else None
             scorer.begin(cache, on_scored and partial(on_scored, name))
             results[name] = _score(scorer, name, selection, storage)
-            if answers is not None and ranks.is_first:
-                keep_findings(answers, key, scorer.findings, optional=optional)
         if storage.records is not None:
             write_values(storage.records, results)
         return results

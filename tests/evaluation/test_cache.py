@@ -12,19 +12,16 @@ from peft import LoraConfig, VeraConfig, get_peft_model
 from transformers import AutoConfig
 
 import hfpatch
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, unpatch
+from hfpatch import PreProjectionConfig, patch, unpatch
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate
-from hfpatch.evaluation.cache import ScoreCache, keep_findings, model_key, read_findings
+from hfpatch.evaluation.cache import ScoreCache, model_key
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.run import Storage
-from hfpatch.evaluation.scorer import Findings, TokenRequest, scorer
-from hfpatch.evaluation.scorer.findings import Padding
+from hfpatch.evaluation.scorer import TokenRequest
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.sites.lm_head import Tail
 from hfpatch.support.sources import COMPUTING
-from hfpatch.surgery.bases import load_base
 from hfpatch.twins import random_model, shrink
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -211,48 +208,3 @@ def test_an_interrupted_evaluation_goes_on_within_a_task_and_ends_the_same(
         assert (tmp_path / "cut" / f"{task}.jsonl").read_bytes() == (tmp_path / "whole" / f"{task}.jsonl").read_bytes()
     monkeypatch.setattr(HfpatchLM, "_scorer", None)  # nothing is scored any more
     assert evaluated(model, tokenizer, data_dir, tmp_path / "whole") == expected
-
-
-def test_what_trials_found_is_kept_beside_the_answers(tmp_path, monkeypatch):
-    """Another evaluation of the same model makes no trial; that of another model makes its own."""
-    tried = []
-    for name in ("try_padding", "trees_are_exact"):
-        made = getattr(scorer, name)
-        monkeypatch.setattr(scorer, name, lambda *given, made=made, name=name: tried.append(name) or made(*given))
-
-    def scores(folder, form=None):
-        tried.clear()
-        base = load_base("tinyworld/gpt-neox")
-        if form is not None:
-            patch(base.model, NonlinearQueryConfig(form=form))
-        settings = EvaluationSettings(tasks=("tinyworld_endings",), limit=30)
-        results = evaluate(base.model, base.tokenizer, select(settings), storage=Storage(answers=folder))
-        return results["tinyworld_endings"].metrics
-
-    first = scores(tmp_path / "a")
-    assert {"try_padding", "trees_are_exact"} <= set(tried)
-    (file,) = (tmp_path / "a").glob("trials-*.json")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / file.name).write_bytes(file.read_bytes())  # what was found, without the answers
-    assert scores(tmp_path / "b") == first
-    assert tried == []
-    scores(tmp_path / "b", form="literal")
-    assert tried
-    assert len(list((tmp_path / "b").glob("trials-*.json"))) == 2
-
-
-def test_damaged_findings_and_those_of_another_model_are_not_read(tmp_path):
-    findings = Findings(split=True, tail=Tail(0.5, 30.0), padding=[Padding(3, 8, None, True)])
-    keep_findings(tmp_path, {"m": 1}, findings)
-    assert read_findings(tmp_path, {"m": 1}) == findings
-    assert read_findings(tmp_path, {"m": 2}) == Findings()
-    (file,) = tmp_path.iterdir()
-    whole = file.read_text()
-    for damaged in ("{", "{}", whole[:-9], whole.replace('"padding"', '"other"'), whole.replace('"m": 1', '"m": 2')):
-        file.write_text(damaged)
-        assert read_findings(tmp_path, {"m": 1}) == Findings()
-    keep_findings(tmp_path, {"m": 1}, findings)
-    assert file.read_text() == whole
-    with pytest.raises(HfpatchError):
-        keep_findings(file / "below", {"m": 1}, findings)
-    keep_findings(file / "below", {"m": 1}, findings, optional=True)

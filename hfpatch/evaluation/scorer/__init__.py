@@ -4,7 +4,7 @@ trees      requests with one context become one row, a tree of endings; short tr
 batching   rows of similar length become batches of limited size, and a model's arguments
 exactness  whether this model computes trees and padded rows as it computes plain rows, tried on the model itself
            where that costs less than it saves
-findings   the results of trials on a model, kept beside its answers
+findings   the results of trials on a model, so that none is repeated
 head       the model as body and head, so that logits are computed at scored positions alone
 trimming   the last block at scored positions alone
 log_probs  log-likelihoods and greedy decisions from the features of scored positions
@@ -13,9 +13,8 @@ scorer     all of it together
 
 from __future__ import annotations
 
-from hfpatch.evaluation.scorer.findings import Findings
 from hfpatch.evaluation.scorer.log_probs import Score
 from hfpatch.evaluation.scorer.scorer import Scorer
 from hfpatch.evaluation.scorer.trees import TokenRequest
 
-__all__ = ["Findings", "Score", "Scorer", "TokenRequest"]
+__all__ = ["Score", "Scorer", "TokenRequest"]

@@ -1,12 +1,9 @@
-"""The results of trials on a model, kept so that none is repeated."""
+"""The results of trials on a model, so that none is repeated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-from hfpatch.sites.lm_head import PLAIN, Tail
+from typing import NamedTuple
 
 
 class Padding(NamedTuple):
@@ -34,29 +31,12 @@ class Findings:
     """The results of trials.
 
     Attributes:
-        split: whether body and head give the model's logits; None if that was not tried.
-        tail: the model's last step after its head, where they do.
         padding: of rows of these lengths.
         trees: of rows of these sizes.
     """
 
-    split: bool | None = None
-    tail: Tail = PLAIN
     padding: list[Padding] = field(default_factory=list)
     trees: list[TreeTrial] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Findings:
-        """Return findings from the values of `to_json`."""
-        padding = [Padding(*stored) for stored in values["padding"]]
-        trees = [TreeTrial(*stored) for stored in values["trees"]]
-        return cls(values["split"], Tail(*values["tail"]), padding, trees)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the successful trials. A failure may be a lack of memory: it is tried again."""
-        padding = [trial for trial in self.padding if trial.obstacle is None]
-        trees = [tree for tree in self.trees if tree.exact]
-        return {"split": self.split or None, "tail": [*self.tail], "padding": padding, "trees": trees}
 
     def padding_of(self, shortest: int, longest: int) -> Padding | None:
         """Return the known result for rows of these lengths; a success for a range holds within it."""

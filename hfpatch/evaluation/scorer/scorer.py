@@ -32,7 +32,7 @@ from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack
 from hfpatch.evaluation.scorer.trimming import Modules, behind_attention, only_at, trimmable
 from hfpatch.evaluation.windows import warn_once
 from hfpatch.sites import base_model, input_device
-from hfpatch.sites.lm_head import PLAIN, find_lm_head
+from hfpatch.sites.lm_head import find_lm_head
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,6 @@ class Scorer:
         model: a causal language model in evaluation mode, with adapters or without.
         max_length: the longest row that the model takes.
         limits: how much goes through the model at once; None takes the limits of the device.
-        findings: the results of earlier trials on this model; new ones are added.
         weigh_trials: False scores as in a job so large that trials cost nothing.
 
     Attributes:
@@ -84,12 +83,11 @@ class Scorer:
         max_length: int,
         limits: BatchLimits | None = None,
         *,
-        findings: Findings | None = None,
         weigh_trials: bool = True,
     ) -> None:
         self.model = model
         self.limits = limits or BatchLimits.for_device(input_device(model))
-        self.findings = Findings() if findings is None else findings
+        self.findings = Findings()
         self.weigh_trials = weigh_trials
         self.declared = declared_sharing(model, max_length)
         self._max_length = max_length
@@ -98,16 +96,11 @@ class Scorer:
     @torch.no_grad()
     def parts(self) -> Parts:
         """The model as body and head, if together they give its logits, else as a whole."""
-        findings = self.findings
-        if findings.split is None:
-            lm_head = find_lm_head(self.model)
-            findings.split = lm_head is not None
-            findings.tail = lm_head.tail if lm_head is not None else PLAIN
-        if not findings.split:
+        lm_head = find_lm_head(self.model)
+        if lm_head is None:
             self._warn("its head cannot be separated from its body; the logits of every position are computed")
             return WholeModel(self.model)
-        causal: Any = base_model(self.model)
-        return BodyAndHead(causal.base_model, causal.get_output_embeddings(), findings.tail)
+        return BodyAndHead(lm_head.body, lm_head.head, lm_head.tail)
 
     @cached_property
     def _behind_attention(self) -> Modules:

@@ -1,7 +1,6 @@
 """The scorer against the model in fp64 and lm-eval's decisions: every kind of attention, bare and patched models."""
 
 import copy
-import json
 import random
 
 import families
@@ -17,7 +16,6 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.scorer import Scorer, TokenRequest, exactness, scorer
 from hfpatch.evaluation.scorer.batching import BatchLimits
-from hfpatch.evaluation.scorer.findings import Findings, Padding, TreeTrial
 from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
 from hfpatch.twins import random_model, shrink
 
@@ -397,35 +395,19 @@ def test_trials_included_no_job_costs_more_than_rows_one_by_one(documents, endin
 
 def test_plans_do_not_depend_on_what_was_tried_and_nothing_is_tried_twice(make):
     model = make("llama")
-    requests, findings = cut(encoded(model, contexts=30)), Findings()
-    made = Scorer(model, LONGEST, SMALL, findings=findings).plan(requests, SMALL)
+    requests, scoring = cut(encoded(model, contexts=30)), Scorer(model, LONGEST, SMALL)
+    made = scoring.plan(requests, SMALL)
     assert any(not tree.is_chain for batch in made.batches for tree in batch)
-    kept = Findings.of(json.loads(json.dumps(findings.to_json())))
-    assert kept == findings
     counting = Counting(model)
-    again = Scorer(model, LONGEST, SMALL, findings=kept)
-    repeated = again.plan(requests, SMALL)
+    repeated = scoring.plan(requests, SMALL)
     assert counting.shapes == []
     rows = [[[tree.tokens for tree in batch] for batch in plan.batches] for plan in (repeated, made)]
     assert rows[0] == rows[1]
     assert (repeated.modules, repeated.sharing) == (made.modules, made.sharing)
     few = texts_of([5, 31])
-    plans = [Scorer(model, LONGEST, SMALL, findings=tried).plan(few, SMALL) for tried in (kept, Findings())]
+    plans = [tried.plan(few, SMALL) for tried in (scoring, Scorer(model, LONGEST, SMALL))]
     assert [len(plan.batches) for plan in plans] == [2, 2]
     assert plans[0].parts == plans[1].parts
-
-
-def test_what_failed_is_tried_again_in_another_process():
-    findings = Findings(split=False, padding=[Padding(3, 9, "failed", False), Padding(3, 8, None, True)])
-    findings.trees = [TreeTrial(18, 12, True), TreeTrial(30, 20, False)]
-    assert findings.tree_is_exact(18, 11) is True
-    assert findings.tree_is_exact(40, 20) is False
-    assert findings.tree_is_exact(40, 19) is None
-    assert findings.padding_of(4, 8).trims
-    assert findings.padding_of(3, 9).obstacle == "failed"
-    assert findings.padding_of(4, 9) is None
-    kept = Findings.of(findings.to_json())
-    assert kept == Findings(padding=[Padding(3, 8, None, True)], trees=[TreeTrial(18, 12, True)])
 
 
 @pytest.mark.parametrize("window", [4, 7, 13, 19, 25, 31, 37])
