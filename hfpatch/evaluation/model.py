@@ -26,7 +26,6 @@ from hfpatch.data.tokenizer import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
-from hfpatch.evaluation.windows import long_windows, warn_once
 from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.sites import input_device
@@ -200,8 +199,6 @@ class HfpatchLM(HFLM):
             )
             windows += [make_disjoint_window(window) for window in made]
             owners += [index] * (len(windows) - len(owners))
-        if self._max_length is None and (cost := long_windows(self.model, [len(w[1]) for w in windows], longest)):
-            warn_once(f"{requests[0].task_name}: {cost}")
         encoded = [(None, *window) for window in windows]
         scores = self._loglikelihood_tokens(encoded, [requests[index] for index in owners])
         sums = [0.0] * len(requests)

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
@@ -20,7 +22,6 @@ from hfpatch.evaluation.model import Encoded, HfpatchLM
 from hfpatch.evaluation.run import Storage, evaluate, hash_task, run_task, scorer_options
 from hfpatch.evaluation.selection import Selection
 from hfpatch.evaluation.stats import over_documents
-from hfpatch.evaluation.windows import long_windows, row_operations
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.records import hash_documents, read_lines
 
@@ -36,14 +37,12 @@ class TaskRequests:
         identity: the fields of :data:`hfpatch.results.identity.OF_TASK`.
         encoded: log-likelihood requests, a document's together.
         generated: number of texts to generate.
-        windows: a warning about long windows of whole texts, or "".
     """
 
     documents: int
     identity: dict[str, str]
     encoded: list[Encoded] = field(default_factory=list)
     generated: int = 0
-    windows: str = ""
 
     @property
     def tokens(self) -> int:
@@ -102,7 +101,6 @@ class _Collector(HfpatchLM):
         super().__init__(*arguments, **options)
         self.encoded: list[Encoded] = []
         self.generated = 0
-        self._max_length = self.max_length  # as if given, so that long windows raise no warning
 
     def _loglikelihood_tokens(
         self, encoded: Sequence[Encoded], requests: Sequence[Any] = ()
@@ -134,10 +132,25 @@ def collect_requests(
                 **collector.prompts.to_json(),
             }
             by_task[name] = TaskRequests(len(hashes), identity, collector.encoded, collector.generated)
-            if settings.max_length is None and task.OUTPUT_TYPE == "loglikelihood_rolling":
-                lengths = [len(targets) for _, _, targets in collector.encoded]
-                by_task[name].windows = long_windows(model, lengths, collector.max_length)
     return by_task
+
+
+def row_operations(model: Any, lengths: ArrayLike) -> NDArray[np.float64]:
+    """Return the floating-point operations of forward passes over rows of n tokens each.
+
+    .. math::
+        n (2 w + 4 d Σ_i min(n, r_i))      w: weights in matrix products; d: hidden size; r_i: reach of block i
+
+    Embeddings are free. Attention computes whole squares, with their masked half.
+    """
+    config, rows = model.config.get_text_config(), np.asarray(lengths, np.float64)
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    lookups = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - {id(head)}
+    weights = sum(value.numel() for value in model.parameters() if value.ndim > 1 and id(value) not in lookups)
+    window, blocks = getattr(config, "sliding_window", None), config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * blocks
+    reach = sum(np.minimum(rows, window) if "sliding" in kind and window else rows for kind in kinds)
+    return np.asarray(rows * (2.0 * weights + 4.0 * config.hidden_size * reach))
 
 
 def time_requests(scorer: HfpatchLM, asked: TaskRequests, seconds: float) -> Timed:

@@ -188,7 +188,6 @@ def _warnings(measured: Measured) -> list[str]:
     warnings = [f"{caution}." for caution in measured.setup.cautions]
     warnings += [f"{name} is left out: {reason}." for name, reason in measured.setup.left_out.items()]
     for name, asked in measured.asked.items():
-        warnings += [f"{name}: {asked.windows}."] if asked.windows else []
         if asked.generated:
             warnings.append(f"{name} generates {asked.generated:,} texts, whose time is not estimated.")
     return warnings

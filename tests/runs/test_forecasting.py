@@ -21,8 +21,7 @@ from hfpatch.evaluation.metrics import metric_named
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.run import Storage, scorer_options
 from hfpatch.evaluation.selection import select
-from hfpatch.evaluation.sizing import collect_requests, time_requests
-from hfpatch.evaluation.windows import row_operations
+from hfpatch.evaluation.sizing import collect_requests, row_operations, time_requests
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.reporting.forecast import forecast_document
 from hfpatch.reporting.terminal import print_document

@@ -30,7 +30,6 @@ from hfpatch.evaluation.scorer.head import BodyAndHead, Parts, WholeModel
 from hfpatch.evaluation.scorer.log_probs import Score, Targets, score_positions
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack
 from hfpatch.evaluation.scorer.trimming import Modules, behind_attention, only_at, trimmable
-from hfpatch.evaluation.windows import warn_once
 from hfpatch.sites import base_model, input_device
 from hfpatch.sites.lm_head import find_lm_head
 
@@ -289,3 +288,9 @@ def _limit_of(sharing: Sharing) -> str:
     if sharing.longest == 0:
         return f"endings do not share their context ({sharing.reason}); plain rows are scored"
     return f"endings share their context only in rows of up to {sharing.longest} tokens ({sharing.reason})"
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Log a warning, but not again."""
+    logger.warning("%s", text)
