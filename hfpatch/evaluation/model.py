@@ -9,7 +9,7 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,6 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import Collator, has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from hfpatch.data.tokenizer import check_tokenizer
 from hfpatch.errors import HfpatchError
@@ -336,11 +334,9 @@ class HfpatchLM(HFLM):
                 self.score_cache.add([(cut[index], score) for index, score in valid])
             if len(valid) < len(new):
                 index = min(index for index, (value, _) in new if math.isnan(value))
-                module = first_not_finite(self.model, torch.tensor([cut[index].tokens], device=self.device))
-                first = f" (first in {module})" if module else ""
                 raise BrokenModelError(
-                    f"{_where(requests, index)}the log-likelihood is NaN{first}; the model's weights or dtype "
-                    "are broken (try dtype float32)"
+                    f"{_where(requests, index)}the log-likelihood is NaN; the model's weights or dtype are broken (try "
+                    "dtype float32)"
                 )
             if self.on_scored is not None:
                 self.on_scored(len(cached) + len(scores), total)
@@ -404,23 +400,3 @@ def _why_not(context: Sequence[int], targets: Sequence[int], longest: int) -> st
     if len(targets) > longest:
         return f"its continuation has {len(targets)} tokens and the model's longest row {longest}"
     return ""
-
-
-@torch.no_grad()
-def first_not_finite(model: torch.nn.Module, tokens: Tensor) -> str | None:
-    """Return the name of the first module whose output has a NaN or an infinity on tokens (batch, seq), or None.
-
-    A module finishes before the module that contains it, so this is the smallest one.
-    """
-    paths: list[str] = []
-
-    def hook(name: str, _module: Any, _arguments: Any, output: Any) -> None:
-        tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point())
-        if not paths and any(not bool(tensor.isfinite().all()) for tensor in tensors):
-            paths.append(name or "the whole model")
-
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            stack.callback(module.register_forward_hook(partial(hook, name)).remove)
-        model(tokens)
-    return paths[0] if paths else None

@@ -170,7 +170,7 @@ def test_paragraphs_are_cut_and_start_unconditioned(model, tokenizer, support):
         scorer.paragraph_loglikelihood(requests("paragraph_loglikelihood", [("a", 512)]))
 
 
-def test_nan_names_the_document_and_the_first_layer(tokenizer, support):
+def test_nan_names_the_document(tokenizer, support):
     model = support.gpt_neox()
     scorer = HfpatchLM(model, tokenizer=tokenizer)
     with torch.no_grad():
@@ -178,17 +178,12 @@ def test_nan_names_the_document_and_the_first_layer(tokenizer, support):
     made = [("Anna left", " the lamp"), ("Anna % left", " the lamp")]
     assert scorer.loglikelihood(requests("loglikelihood", made[:1]))[0][0] < 0
     for kind, given, message in [
-        ("loglikelihood", made, r"task some_task, document 1: .* NaN \(first in gpt_neox\.embed_in\)"),
+        ("loglikelihood", made, "task some_task, document 1: the log-likelihood is NaN"),
         ("loglikelihood_rolling", [("100 % of it",)], "document 0: the log-likelihood is NaN"),
         ("loglikelihood_per_token", made[1:], "document 0: the log-likelihood is NaN"),
     ]:
         with pytest.raises(HfpatchError, match=message):
             getattr(scorer, kind)(requests(kind, given))
-    with torch.no_grad():
-        model.gpt_neox.layers[1].mlp.dense_4h_to_h.bias[3] = float("inf")
-    with pytest.raises(HfpatchError, match=r"NaN \(first in gpt_neox\.layers\.1\.mlp\.dense_4h_to_h\)"):
-        scorer.loglikelihood(requests("loglikelihood", [("Anna left", " the chair")]))
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_a_tokenizer_without_a_first_token_is_refused(model, tokenizer):
