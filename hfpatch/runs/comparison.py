@@ -21,16 +21,14 @@ from hfpatch.runs.records import ResultsHead, Trained
 from hfpatch.runs.session import check_start, open_runs
 from hfpatch.runs.train_eval import TrainEvalSession
 from hfpatch.support.files import read_json
-from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock
 from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import cuts_tensors
 
 
-@takes_text
 def compare(
     recipe: Recipe | StudyRecipe,
-    out: Path,
+    out: str | Path,
     *,
     resume: bool = False,
     variant: str | None = None,
@@ -69,12 +67,11 @@ def compare(
             "compare evaluates a whole model on each process, but FSDP and DeepSpeed shard it; launch with "
             "plain DDP, or launch hfpatch train for each method, then compare --resume"
         )
-    return run_session(TrainEvalSession(plan_runs(recipe, out, variant), progress), resume=resume, engine=engine)
+    return run_session(TrainEvalSession(plan_runs(recipe, Path(out), variant), progress), resume=resume, engine=engine)
 
 
-@takes_text
 def train(
-    recipe: Recipe, method: str, out: Path, *, resume: bool = False, progress: Progress | None = None
+    recipe: Recipe, method: str, out: str | Path, *, resume: bool = False, progress: Progress | None = None
 ) -> list[Path]:
     """Train one method of a recipe with each of its seeds; `compare` with ``resume`` continues from there.
 
@@ -95,7 +92,7 @@ def train(
     Raises:
         HfpatchError: as `compare`, and if there is no such method or nothing in it to train.
     """
-    plan = plan_runs(recipe, out, method)
+    plan = plan_runs(recipe, Path(out), method)
     check_start(plan, resume=resume)
     session = TrainEvalSession(plan, progress)
     with open_runs(plan, session.set_up, resume=resume) as setup:  # no questions, as the tasks are not loaded

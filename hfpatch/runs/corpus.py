@@ -17,7 +17,6 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.support.files import atomic_directory, hash_values
 from hfpatch.support.folders import cache_folder
-from hfpatch.support.paths import takes_text
 from hfpatch.surgery.bases import load_tokenizer
 
 
@@ -75,9 +74,8 @@ class Tokenized:
     overrides: tuple[str, ...] = ()
 
 
-@takes_text
 def tokenize(
-    recipe: StudyRecipe, out: Path | None = None, *, on_part: Callable[[int, int], None] | None = None
+    recipe: StudyRecipe, out: str | Path | None = None, *, on_part: Callable[[int, int], None] | None = None
 ) -> Tokenized:
     """Tokenise the text that ``recipe.data`` names into a token file, in bounded memory.
 
@@ -94,7 +92,7 @@ def tokenize(
     """
     if recipe.data.is_token_file:
         file = Path(recipe.data.source)
-        if out not in (None, file):
+        if out is not None and Path(out) != file:
             raise HfpatchError(
                 f"data.source: {file} contains tokens already and gets only its sidecar; leave out --out {out}"
             )
@@ -106,7 +104,7 @@ def tokenize(
             f"data.{key}: a token file is one text, all of which is learned, and this data {what}; tokenize each text "
             "by itself, whose file a mixture may name, or train on the recipe as it is"
         )
-    file = out or Path(f"{recipe.name}.bin")
+    file = Path(out or f"{recipe.name}.bin")
     folder = file.with_name(f"{file.stem}-tokenizer")
     trained = recipe.tokenizer.train_vocab_size is not None
     check_free(file)

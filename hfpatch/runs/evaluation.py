@@ -28,7 +28,6 @@ from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import EvaluationIdentity
 from hfpatch.runs.variants import ANSWERS, BASE, Variant, Variants, model_variants, patch_variants
 from hfpatch.support.files import write_json
-from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.placement import Placement
 
@@ -36,18 +35,17 @@ IDENTITY = "evaluation.json"  # identifies the folder's evaluation; written befo
 _NOT_IDENTITY = {"allow_unknown_base", "batch_size", "token_budget"}  # change no number, but for rounding
 
 
-@takes_text
 def evaluate(
     model: ModelSettings,
     *others: ModelSettings,
-    patches: Sequence[Path] = (),
+    patches: Sequence[str | Path] = (),
     scales: Sequence[float] = (1.0,),
     allow_other_base: bool = False,
     baseline: bool = False,
     settings: EvaluationSettings,
-    data_dir: Path | None = None,
-    output: Path | None = None,
-    cache_dir: Path | None = None,
+    data_dir: str | Path | None = None,
+    output: str | Path | None = None,
+    cache_dir: str | Path | None = None,
     progress: Progress | None = None,
     placement: Placement | None = None,
 ) -> EvaluationResults:
@@ -77,6 +75,7 @@ def evaluate(
             models are the same, or ``output`` has another evaluation; or if something is to be compared with a base
             whose scores are not the published ones, or by a metric that allows no comparison.
     """
+    data_dir, output, cache_dir = (None if path is None else Path(path) for path in (data_dir, output, cache_dir))
     # What can be refused before anything is loaded, then what can be before anything is scored
     clock, progress, placement = Clock(), progress or Progress(), placement or Placement()
     if others:
@@ -86,7 +85,7 @@ def evaluate(
             )
         compared = model_variants([model, *others])
     else:
-        compared = patch_variants(model, patches, scales, baseline=baseline)
+        compared = patch_variants(model, [Path(patch) for patch in patches], scales, baseline=baseline)
     variants = Variants(compared, placement, progress, allow_other_base=allow_other_base)
     ranks = variants.ranks
     decides = settings.model_dump(mode="json", exclude={*_NOT_IDENTITY, "limit"}) | {"tasks": list(settings.tasks)}

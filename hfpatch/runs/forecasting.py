@@ -25,16 +25,14 @@ from hfpatch.runs.measuring import SECONDS, Measured, measure
 from hfpatch.runs.plan import Unit, plan_runs
 from hfpatch.runs.pretraining import StudySetup
 from hfpatch.runs.progress import Progress
-from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.processes import start_processes
 
 
-@takes_text
 def forecast(
     recipe: Recipe | StudyRecipe,
     *,
-    like: Path | None = None,
+    like: str | Path | None = None,
     seconds: float = SECONDS,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -193,7 +191,7 @@ def _warnings(measured: Measured) -> list[str]:
     return warnings
 
 
-def _warnings_of(questions: Sequence[PlannedQuestion], measured: Measured, like: Path | None) -> list[str]:
+def _warnings_of(questions: Sequence[PlannedQuestion], measured: Measured, like: str | Path | None) -> list[str]:
     """Return what cannot be said of primary questions, or not be decided."""
     warnings = []
     unlike = dict.fromkeys(asked.task for asked in questions if asked.like is None)

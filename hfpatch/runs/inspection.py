@@ -28,7 +28,6 @@ from hfpatch.results.parts import TrainResult
 from hfpatch.sites import find_sites, survey
 from hfpatch.sites.heads import normed
 from hfpatch.support.files import read_json
-from hfpatch.support.paths import takes_text
 from hfpatch.surgery.bases import TINYWORLD, Base, load_base, require_causal
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import patch_summary
@@ -41,15 +40,14 @@ LEAST_TOKENS = 2048
 _SEED = re.compile(r"seed-(\d+)")
 
 
-@takes_text
 def inspect(
     model: ModelSettings,
-    patch: Path | None,
+    patch: str | Path | None,
     *,
     allow_other_base: bool = False,
     text: str | None = None,
     tokens: int | None = None,
-    data_dir: Path | None = None,
+    data_dir: str | Path | None = None,
 ) -> Inspection:
     """Look at a model's attention: its sites and parameters, the Q-K relation of every head, and the effect of a patch.
 
@@ -65,6 +63,7 @@ def inspect(
     Raises:
         HfpatchError: if the model, the patch or the text cannot be loaded, or the model's architecture is not declared.
     """
+    patch, data_dir = (None if path is None else Path(path) for path in (patch, data_dir))
     if tokens is not None and text is None and not model.name.startswith(TINYWORLD):
         raise HfpatchError(f"--tokens {tokens}: counts tokens of a text, and there is none; give text with --text")
     base = load_base(model.name, **model.loading)
