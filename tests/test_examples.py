@@ -14,14 +14,13 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
 def run(source, where, names):
-    """Run a cell as a notebook does; the value of its last line is shown as HTML where it can be, else as text."""
+    """Run a cell as a notebook does; the value of its last line is shown."""
     body = ast.parse(source).body
     last = ast.Expression(body.pop().value) if isinstance(body[-1], ast.Expr) else None
     exec(compile(ast.Module(body, []), where, "exec"), names)
     if last is None:
         return None
-    value = eval(compile(last, where, "eval"), names)
-    return value._repr_html_() if hasattr(value, "_repr_html_") else repr(value)
+    return repr(eval(compile(last, where, "eval"), names))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

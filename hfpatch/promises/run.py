@@ -18,7 +18,6 @@ from hfpatch.methods import PreProjectionConfig
 from hfpatch.promises import behaviour, catalogue, method, residual, site
 from hfpatch.promises.common import Test, changed_by, in_one_line
 from hfpatch.promises.inputs import Inputs, checked_inputs, example_inputs
-from hfpatch.support.markup import html_table
 from hfpatch.support.modes import evaluating
 from hfpatch.surgery.bases import load_config
 from hfpatch.surgery.model_class import load_model, other_class, own_class
@@ -89,18 +88,14 @@ class CheckReport:
         """Return the report as a JSON object."""
         return {**asdict(self), "passed": self.passed}
 
-    def _repr_html_(self) -> str:
-        """Return the verdicts as an HTML table, as a notebook shows them."""
-        title, _, _ = str(self).partition("\n")
-        rows = [("ok" if verdict.holds else "FAIL", verdict.promise, verdict.measured) for verdict in self.verdicts]
-        return html_table(title, ("", "promise", "measured"), rows)
-
     def __str__(self) -> str:
         width = max(len(verdict.promise) for verdict in self.verdicts)
         where = f"{self.changed} blocks" + (f", {len(self.left_out)} left out" if self.left_out else "")
         lines = [f"{self.model}: {self.method} in {where}"]
         lines += [f"  {'ok  ' if v.holds else 'FAIL'}  {v.promise:<{width}}  {v.measured}" for v in self.verdicts]
         return "\n".join(lines)
+
+    __repr__ = __str__  # as a notebook shows it
 
 
 def check(

@@ -73,8 +73,8 @@ class ComparisonResults(Tabular):
 
     tables = ("scores", "methods", "verdicts", "comparisons", "curves", "layers", "trials", "retention")
 
-    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["comparison"] = "comparison"
+    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     name: str
     description: str = ""
     protocol: str = "custom"
@@ -391,16 +391,6 @@ class ComparisonResults(Tabular):
                     of_point = {"method": point.method, "scale": point.scale, "tuning_loss": point.tuning_loss}
                     of_point["chosen"] = retention.chosen(point.method) == point.scale
                     yield from ({**row, **of_point} for row in pair_records(point.comparisons))
-
-    def overview(self) -> Iterator[Record]:  # noqa: D102 - as in Tabular
-        for name, method in self.methods.items():
-            row: Record = {"method": name, "trainable": method.trainable}
-            for task in self.tasks:
-                metric = self.deciding[task].metric
-                mean, verdict = self.mean(name, task, metric), self.verdict(name, task, self.baseline)
-                shown = mean if verdict is None or mean is None else f"{mean:.4g} ({verdict.outcome})"
-                row[f"{task} ({metric})"] = shown
-            yield row
 
     def _why_not(self, method: str, other: str, task: str) -> Reason:
         """Say why a pair was not compared on a task."""

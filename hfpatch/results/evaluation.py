@@ -56,8 +56,8 @@ class EvaluationResults(Tabular):
 
     tables = ("scores", "verdicts", "comparisons")
 
-    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["evaluation"] = "evaluation"
+    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     model: ModelFacts
     settings: Values
     variants: Annotated[dict[str, EvaluatedVariant], Field(min_length=1)]
@@ -84,13 +84,6 @@ class EvaluationResults(Tabular):
             for score in variant.rows:
                 is_group = isinstance(score, GroupResult)
                 yield from ({**of_model, **row, "is_group": is_group} for row in score_records(score))
-
-    def overview(self) -> Iterator[Record]:  # noqa: D102 - as in Tabular
-        for name, variant in self.variants.items():
-            row: Record = {"model": name, "added": variant.added}
-            for group in (variant.groups or {}).values():
-                row |= {f"{group.group} ({metric})": value for metric, value in group.metrics.items()}
-            yield row | {score.task: score.metrics.get(score.primary) for score in variant.scores.values()}
 
     @property
     def of_models(self) -> bool:

@@ -1,4 +1,4 @@
-"""Results as tables: the records that pandas, notebooks and CSV files show."""
+"""Results as tables: the records that pandas and CSV files show."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hfpatch.errors import HfpatchError
 from hfpatch.results.parts import GroupResult, Part, TaskResult
-from hfpatch.support.markup import html_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -16,12 +15,10 @@ Record = dict[str, Any]
 
 
 class Tabular(Part):
-    """Results that are tables, too: of pandas, and in a notebook."""
+    """Results that are tables of pandas, too."""
 
     tables: ClassVar[tuple[str, ...]]
     """The names of the tables."""
-
-    kind: str
 
     def to_pandas(self, table: str | None = None) -> DataFrame:
         """Return a table of the results as a pandas DataFrame.
@@ -48,18 +45,8 @@ class Tabular(Part):
         """Yield the rows of a table, see `to_pandas`."""
         raise NotImplementedError
 
-    def overview(self) -> Iterator[Record]:
-        """Yield a row for each method, variant or model, as a notebook shows the results."""
-        raise NotImplementedError
-
-    def _repr_html_(self) -> str:
-        """Return the overview as an HTML table."""
-        rows = list(self.overview())
-        name = getattr(self, "name", "") or self.kind
-        state = "" if getattr(self, "complete", True) else " (incomplete)"
-        headings = list(dict.fromkeys(key for row in rows for key in row))
-        values = ([row.get(key) for key in headings] for row in rows)
-        return html_table(f"{name}{state}", headings, values, getattr(self, "warnings", []))
+    def __repr__(self) -> str:  # with their values they have many pages
+        return f"<{type(self).__name__}, to_pandas: {', '.join(self.tables)}>"
 
 
 def score_records(score: TaskResult | GroupResult) -> Iterator[Record]:

@@ -18,7 +18,6 @@ from torch import nn
 from hfpatch.errors import HfpatchError, whole_number
 from hfpatch.nn.initialization import seeded_generator
 from hfpatch.sites import count_values, find_sites
-from hfpatch.support.markup import html_table
 from hfpatch.surgery.checkpoints import disable_checkpoints, enable_checkpoints
 from hfpatch.tuners.adapters import (
     AdapterWrapper,
@@ -38,7 +37,6 @@ from hfpatch.tuners.contracts import require_adapter_name
 from hfpatch.tuners.model import left_out, unreached_layers
 from hfpatch.tuners.quantised import keep_unpacked
 
-_HEADINGS = ("layer", "added parameters")
 _TRAINABLE_BEFORE = "_hfpatch_trainable_before"  # on the model, so that a copy of it can be unpatched too
 
 
@@ -164,29 +162,23 @@ class PatchSummary:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        rows, left_out = self._table()
-        left, right = (max(len(row[column]) for row in [_HEADINGS, *rows]) for column in (0, 1))
-        return "\n".join([*(f"{a:<{left}}  {b:>{right}}" for a, b in [_HEADINGS, *rows]), *left_out])
+        rows = [("layer", "added parameters"), *((str(layer), f"{count:,}") for layer, count in self.per_layer.items())]
+        rows += [("added", f"{self.added:,}"), ("trainable", f"{self.trainable:,}"), ("base", f"{self.base:,}")]
+        rows.append(("added / base", f"{self.share:.2%}"))
+        left, right = (max(len(row[column]) for row in rows) for column in (0, 1))
+        by_reason: dict[str, list[str]] = {}
+        for layer, reason in self.skipped.items():
+            by_reason.setdefault(reason, []).append(str(layer))
+        left_out = [f"left out: {len(layers)} ({', '.join(layers)}): {why}" for why, layers in by_reason.items()]
+        left_out += [f"left out: {what}: {why}" for what, why in self.left_out.items()]
+        return "\n".join([*(f"{a:<{left}}  {b:>{right}}" for a, b in rows), *left_out])
 
-    def _repr_html_(self) -> str:
-        """Return the counts as an HTML table, as a notebook shows them."""
-        return html_table("Patched model", _HEADINGS, *self._table())
+    __repr__ = __str__  # as a notebook shows it
 
     @property
     def share(self) -> float:
         """The added parameters as a share of the base's."""
         return self.added / max(self.base, 1)
-
-    def _table(self) -> tuple[list[tuple[str, str]], list[str]]:
-        """Return the counts as rows, and a line for each reason to leave blocks out."""
-        rows = [(str(layer), f"{count:,}") for layer, count in self.per_layer.items()]
-        rows += [("added", f"{self.added:,}"), ("trainable", f"{self.trainable:,}"), ("base", f"{self.base:,}")]
-        rows.append(("added / base", f"{self.share:.2%}"))
-        by_reason: dict[str, list[str]] = {}
-        for layer, reason in self.skipped.items():
-            by_reason.setdefault(reason, []).append(str(layer))
-        left_out = [f"left out: {len(layers)} ({', '.join(layers)}): {why}" for why, layers in by_reason.items()]
-        return rows, left_out + [f"left out: {what}: {why}" for what, why in self.left_out.items()]
 
 
 def patch_summary(model: nn.Module) -> PatchSummary:

@@ -1,16 +1,12 @@
-"""Results as pandas tables, and as a notebook shows them."""
+"""Results as pandas tables."""
 
-import json
 import sys
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from reporting.conftest import evaluated, example, tuned_example, write_run  # noqa: F401 - one is a fixture
-from reporting.study_example import study
+from reporting.conftest import evaluated, tuned_example, write_run  # noqa: F401 - one is a fixture
 
 import hfpatch
-from hfpatch.results import ComparisonResults
 from hfpatch.results.parts import GroupResult
 
 SKIP, CLOZE = "pre_projection_skip", "tinyworld_cloze"
@@ -28,6 +24,7 @@ def test_scores_are_a_row_each(comparison):
     assert len(frame) == 3 * 2 * 4  # methods, seeds, two metrics of one of three tasks
     mean = frame[frame.primary].groupby(["method", "task"]).value.mean()
     assert mean[SKIP, CLOZE] == pytest.approx((0.44 + 0.46) / 2)
+    assert repr(comparison).startswith("<ComparisonResults, to_pandas: scores, methods")
 
 
 def test_the_loss_on_held_out_documents_is_that_of_the_saved_patch(tmp_path):
@@ -83,20 +80,9 @@ def test_groups_of_tasks_are_rows_of_their_own(evaluated):  # noqa: F811
     assert frame[frame.is_group].stderr.fillna(-1).tolist() == [0.01, -1]
     assert not frame[frame.is_group].primary.any()
     pd.testing.assert_frame_equal(frame[~frame.is_group].reset_index(drop=True), evaluated.to_pandas())
-    assert "<th>both (acc_norm)</th>" in grouped._repr_html_()
 
 
 def test_without_pandas_the_message_says_so(comparison, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(hfpatch.HfpatchError, match="to_pandas needs pandas"):
         comparison.to_pandas()
-
-
-def test_a_notebook_shows_a_table(comparison, evaluated):  # noqa: F811
-    made = ComparisonResults.model_validate(study())
-    for results in (comparison, made, evaluated, ComparisonResults.model_validate(json.loads(json.dumps(example())))):
-        ElementTree.fromstring(f"<div>{results._repr_html_()}</div>")
-    shown = comparison._repr_html_()
-    assert "<caption>quickstart</caption>" in shown
-    assert "0.45 (better)" in shown
-    assert "<script" not in evaluated._repr_html_()
