@@ -1,7 +1,7 @@
 """``questions.json``: the primary questions of a run folder, as they were before its first result.
 
-With them are the margins, the seeds and the limits of documents. What is changed or added later, without looks that
-were declared, is marked with the questions.
+With them are the margins, the seeds and the limits of documents. A question that is asked later, or with another
+margin, is marked, and a caution says which of the others changed later, without looks that were declared.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from pathlib import Path
 
 from hfpatch.errors import HfpatchError, listed
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.questions import HELD_OUT
-from hfpatch.recipes.retention import task_of
 from hfpatch.results.verdicts import PrimaryQuestion
 from hfpatch.runs.folder import Changes
 from hfpatch.runs.plan import Plan
@@ -48,7 +46,7 @@ def declare(plan: Plan, setup: Setup, added: Changes) -> None:
 
 
 def questions_of(out: Path, setup: Setup) -> list[PrimaryQuestion]:
-    """Return the questions of a comparison, each with how it differs from what was declared before the first result.
+    """Return the questions of a comparison; those that were not declared so before the first result are marked.
 
     Raises:
         HfpatchError: if the file was changed by hand.
@@ -56,34 +54,24 @@ def questions_of(out: Path, setup: Setup) -> list[PrimaryQuestion]:
     stored, now = _read(out), _asked(setup)
     if stored is None:
         return now.questions
-    before, marked = {question.question: question for question in stored.questions}, []
-    texts = {HELD_OUT, *map(task_of, setup.recipe.texts)} if isinstance(setup.recipe, Recipe) else set[str]()
-    for question in now.questions:
-        if stored.later or question.question not in before:
-            changed = ["declared"]
-        else:
-            changed = ["its pairs or tasks changed"] if before[question.question] != question else []
-            changed += ["a margin changed"] if stored.margin != now.margin else []
-        grown = [name for name in _grown(stored, now) if name == "seeds" or not texts.issuperset(question.on)]
-        changed += [f"{name} added" for name in grown]  # the documents are those of tasks
-        marked.append(question.model_copy(update={"changed": "; ".join(f"{what} {_LATER}" for what in changed)}))
-    return marked
+    declared = stored.questions if stored.margin == now.margin and not stored.later else []
+    mark = {"changed": f"declared {_LATER}"}
+    return [asked if asked in declared else asked.model_copy(update=mark) for asked in now.questions]
 
 
 def growth_of(out: Path, setup: Setup) -> list[str]:
-    """Return a caution for the seeds, and one for the documents, that were added when results existed already.
+    """Return a caution if seeds, documents or a margin changed when results existed already.
 
     Raises:
         HfpatchError: if the file was changed by hand.
     """
     if (stored := _read(out)) is None:
         return []
-    first = {"seeds": f", to {listed(list(map(str, stored.seeds)))}", "documents": ""}
-    return [
-        f"{name.capitalize()} were added {_LATER}{first[name]}: no test is corrected for that"
-        f"{'; training.seeds.looks declares it before' if name == 'seeds' else ''}."
-        for name in _grown(stored, _asked(setup))
-    ]
+    now = _asked(setup)
+    changed = [name for name in ("seeds", "documents", "margin") if getattr(stored, name) != getattr(now, name)]
+    looks = "; training.seeds.looks declares more seeds before" if "seeds" in changed else ""
+    what = f"{listed(changed).capitalize()} changed {_LATER}: no test is corrected for that{looks}."
+    return [what] if changed else []
 
 
 def _asked(setup: Setup) -> Questions:
@@ -99,10 +87,6 @@ def _asked(setup: Setup) -> Questions:
         seeds=list(recipe.training.all_seeds),
         **documents,
     )
-
-
-def _grown(stored: Questions, now: Questions) -> list[str]:
-    return [name for name in ("seeds", "documents") if getattr(stored, name) != getattr(now, name)]
 
 
 def _read(out: Path) -> Questions | None:

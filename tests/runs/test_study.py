@@ -159,7 +159,7 @@ def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(st
     assert (stopped["complete"], stopped["comparisons"]) == (False, [])
     assert "seeds is [0, 1] there, [0] here" in refused(compare, first, out, resume=True)
     again = compare(study(), out, resume=True)
-    assert "Seeds were added when results existed already" in " ".join(again["warnings"])
+    assert "Seeds changed when results existed already" in " ".join(again["warnings"])
     assert without_times(again["methods"]) == without_times(straight[1]["methods"])
     assert compare(study(), out, resume=True, progress=Nothing()) == again
 
