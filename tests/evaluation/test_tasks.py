@@ -31,19 +31,6 @@ def no_full_index(monkeypatch):
     monkeypatch.setattr(index, "TaskManager", manager)
 
 
-def test_few_shot_examples_come_from_the_training_split(data_dir, support):
-    questions = {row["question"] for row in support.arc(12, 100)}
-    (task,) = load_tasks(("arc_easy",), data_dir=str(data_dir), num_fewshot=2).values()
-    task.build_all_requests(limit=3)
-    context = task.instances[0].args[0]
-    shown = [line.removeprefix("Question: ") for line in context.splitlines() if line.startswith("Question: ")]
-    assert len(shown) == 3
-    assert set(shown[:2]) <= questions
-    (again,) = load_tasks(("arc_easy",), data_dir=data_dir, num_fewshot=2).values()
-    again.build_all_requests(limit=3)
-    assert [request.args for request in again.instances] == [request.args for request in task.instances]
-
-
 @pytest.mark.parametrize("shots", [None, 2])
 def test_lm_evals_own_call_gets_the_examples_that_it_asks_for(data_dir, shots):
     """Also after another call has changed the task, which is built once and shared."""
