@@ -76,15 +76,16 @@ class Parameters(Part):
 
 
 class Diagnostic(Part):
-    """What f does in one layer after a step: mean over seeds and tokens.
+    """f of one query path after a step, the mean over tokens: a line of diagnostics.jsonl; in results over seeds, too.
 
     Attributes:
         step: optimiser steps done.
         layer: index of the block.
         target: ``query``, ``key`` or ``value``.
-        size: ‖f(x)‖/‖A(x)‖, A what f is added to.
-        cosine: that between f(x) and A(x).
-        size_beside_x: ‖f(x)‖/‖x‖.
+        size: ‖f(x)‖/‖A(x)‖. A is what f is added to: x for an identity anchor, x W_Q for a weight anchor. f of a
+            residual path Q = x + xW is xW.
+        cosine: that between f(x) and A(x); 0 where one of them is 0.
+        size_beside_x: ‖f(x)‖/‖x‖, whatever the anchor.
     """
 
     step: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from hfpatch.analysis.running import TokenMeans, norm_ratio, tokens_of
 from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.models.paths import PathOutput, observed
+from hfpatch.results.layout import Diagnostic
 from hfpatch.support.modes import hooked
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.records import JsonLines
@@ -72,28 +72,6 @@ def survival_shares(counts: Mapping[str, tuple[int, int]]) -> dict[str, float]:
     return {name: changed / moved for name, (changed, moved) in totals.items() if moved}
 
 
-@dataclass(frozen=True)
-class QueryDiagnostic:
-    """f of one query path at one step; one line of diagnostics.jsonl.
-
-    Attributes:
-        step: optimiser steps done.
-        layer: index of the block.
-        target: ``query``, ``key`` or ``value``.
-        size: ‖f(x)‖ / ‖A(x)‖, the mean over tokens. A is what f is added to: x for an identity anchor, so that this is
-            ‖f(x)‖ / ‖x‖, and x W_Q for a weight anchor. f of a residual path Q = x + xW is xW.
-        cosine: the cosine between f(x) and A(x), the mean over tokens; 0 where one of them is 0.
-        size_beside_x: ‖f(x)‖ / ‖x‖, the mean over tokens, whatever the anchor.
-    """
-
-    step: int
-    layer: int
-    target: str
-    size: float
-    cosine: float
-    size_beside_x: float
-
-
 class DiagnosticsFile(JsonLines):
     """diagnostics.jsonl: a line for each layer and target, step by step."""
 
@@ -108,7 +86,7 @@ class DiagnosticsFile(JsonLines):
 
 def diagnose(
     model: nn.Module, blocks: TokenBlocks, *, step: int, batch_size: int, autocast: str | None = None
-) -> list[QueryDiagnostic]:
+) -> list[Diagnostic]:
     """Run a model on the first evaluation blocks and return what its query paths compute, first layer first.
 
     Weights, mode and generators are left as they were, so training continues as without it. Where processes share the
@@ -132,4 +110,7 @@ def diagnose(
         stack.enter_context(observed(model, add))
         stack.enter_context(hooked([model.register_forward_pre_hook(begin, with_kwargs=True)]))
         mean_loss(model, blocks.head(DIAGNOSED_BLOCKS), batch_size=batch_size, autocast=autocast)
-    return [QueryDiagnostic(step, *key, *numbers) for key, numbers in sorted(means.overall().items())]
+    return [
+        Diagnostic(step=step, layer=layer, target=target, size=size, cosine=cosine, size_beside_x=size_beside_x)
+        for (layer, target), (size, cosine, size_beside_x) in sorted(means.overall().items())
+    ]

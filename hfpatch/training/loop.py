@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -307,7 +307,7 @@ class TrainingLoop:
             size, autocast = self.micro_batch, run.settings.autocast
             series = diagnose(self.evaluated, run.held_out, step=record.step, batch_size=size, autocast=autocast)
             if main:
-                run.diagnostics.write([asdict(diagnostic) for diagnostic in series])
+                run.diagnostics.write([dict(diagnostic) for diagnostic in series])
 
     def _save(self, step: int) -> None:
         run, main = self.run, self.accelerator.is_main_process

@@ -1,7 +1,6 @@
 """Update survival, and f of query paths against plain torch on the activations, without a trace in training."""
 
 import math
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +12,11 @@ from training_blocks import make_blocks, metrics_of, run_pretrain, same, trainab
 from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch
 from hfpatch.recipes.models import ScratchSettings
+from hfpatch.results.layout import Diagnostic
 from hfpatch.training import loop
 from hfpatch.training.diagnostics import (
     DIAGNOSED_BLOCKS,
     DiagnosticsFile,
-    QueryDiagnostic,
     counting_survival,
     diagnose,
     survival_shares,
@@ -155,7 +154,7 @@ def test_a_run_writes_them_at_the_start_on_time_and_at_the_end_and_trains_as_wit
     assert same(trainables(with_them), trainables(without))
     last = diagnose(with_them, make_blocks(documents=30, seed=1), step=6, batch_size=4)
     for entry, line in zip(last, metrics_of(tmp_path / "with", "diagnostics")[-2:], strict=True):
-        values = asdict(entry)
+        values = dict(entry)
         assert values.pop("target") == line.pop("target")
         assert values == pytest.approx(line, rel=1e-5)  # in training, attention takes documents one at a time
 
@@ -216,7 +215,7 @@ def test_a_model_without_f_writes_nothing(tmp_path):
 
 def test_what_is_no_number_is_null(tmp_path):
     file = DiagnosticsFile(tmp_path / "diagnostics.jsonl")
-    file.write([asdict(QueryDiagnostic(3, 0, "query", math.inf, math.nan, 0.5))])
+    file.write([dict(Diagnostic(step=3, layer=0, size=math.inf, cosine=math.nan, size_beside_x=0.5))])
     (line,) = metrics_of(tmp_path, "diagnostics")
     assert line == {"step": 3, "layer": 0, "target": "query", "size": None, "cosine": None, "size_beside_x": 0.5}
 
