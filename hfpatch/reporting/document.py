@@ -183,13 +183,6 @@ class Download:
 
 
 @dataclass(frozen=True)
-class Browser:
-    """Documents to look through, listed by the page's script from ``data``."""
-
-    data: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class Explorer:
     """Gains and costs of many runs, drawn and listed by the page's script from ``data``."""
 
@@ -204,7 +197,7 @@ class Code:
     language: str = ""
 
 
-Block = Text | Facts | Sentences | Findings | Table | Figure | Download | Browser | Explorer | Code
+Block = Text | Facts | Sentences | Findings | Table | Figure | Download | Explorer | Code
 
 
 @dataclass(frozen=True)

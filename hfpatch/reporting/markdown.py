@@ -28,7 +28,7 @@ def _section(section: doc.Section, prefix: str) -> Iterator[str]:
             continue
         if title := getattr(block, "title", "") if getattr(block, "heading", True) else "":
             yield "" if isinstance(block, doc.Figure) else f"### {escape(title)}"
-        match block:  # downloads, browsers and explorers are for pages alone
+        match block:  # downloads and explorers are for pages alone
             case doc.Text():
                 yield escape(block.text) if block.style == "caption" else paragraph(block.text)
             case doc.Facts():

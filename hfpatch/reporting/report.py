@@ -19,7 +19,6 @@ from hfpatch.reporting.comparison.document import RunData, comparison_document, 
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.forest import forest_figure
 from hfpatch.reporting.comparison.merging import Check, merge
-from hfpatch.reporting.comparison.samples import Samples
 from hfpatch.reporting.comparison.tables import results_csv, score_table
 from hfpatch.reporting.document import Document
 from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document, joint_evaluation_document, score_table_of
@@ -55,15 +54,14 @@ class Report:
 
 
 def document_of(folder: Path) -> Document:
-    """Return the report of a folder as a document for its summary in a terminal: without figures and samples.
+    """Return the report of a folder as a document for its summary in a terminal, without figures.
 
     Raises:
         HfpatchError: if the folder has no results that can be read.
     """
     results = load_results(folder, None)
     if isinstance(results, ComparisonResults):
-        nothing = Samples((), {}, ())
-        return comparison_document([RunData("", results, nothing, (), {"": results}).labelled()])
+        return comparison_document([RunData("", results, (), {"": results}).labelled()])
     return evaluation_document(results)
 
 
@@ -107,8 +105,7 @@ def write_report(
     material = read_material("", run_dir, results)
     if methods is not None:
         shown = material.results.only(methods)
-        material = material.renamed(shown, {name: name for name in shown.methods})
-        material = replace(material, sources={"": shown}, note=shown.warnings[0])
+        material = replace(material, results=shown, sources={"": shown}, note=shown.warnings[0])
     report = _write(out, [material], pdf=pdf)
     if in_place:
         write_patch_cards(run_dir, results)
@@ -121,15 +118,8 @@ def _joined(folders: Mapping[str, Path]) -> tuple[list[RunData], Sequence[Check]
     merged = merge({one.title: one.results for one in runs})
     if (union := merged.results) is None:
         return runs, merged.checks
-    # the runs as one, every method by its name in the union
-    renamed = [one.renamed(union, merged.names[one.title]) for one in runs]
-    documents: dict[str, dict[str, Mapping[str, str]]] = {}
-    for one in runs:
-        for task, fields in one.samples.documents.items():
-            documents[task] = {**documents.get(task, {}), **fields}
-    samples = Samples(tuple(side for one in renamed for side in one.samples.sides), documents, ())
     unread = [f"{one.title}: {sentence}" for one in runs for sentence in one.unread]
-    return [RunData("", union, samples, unread, {one.title: one.results for one in runs})], merged.checks
+    return [RunData("", union, unread, {one.title: one.results for one in runs})], merged.checks
 
 
 def _write_evaluations(folders: Mapping[str, Path], out: Path) -> Report:

@@ -31,24 +31,11 @@ pytestmark = [
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-def records(folder, method, seed, right, text):
-    path = folder / "runs" / method / f"seed-{seed}" / "evaluations" / "tinyworld_cloze.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (
-        json.dumps({"doc_id": i, "doc_hash": f"{i:08d}", "target": text, "acc": float(i in right)}) for i in range(40)
-    )
-    path.write_text("\n".join(lines) + "\n")
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """Return the reports to look at, by name."""
     root = tmp_path_factory.mktemp("reports")
     run = write_run(root / 'a <img src=x onerror=alert("path")> run', example())
-    records(run, "baseline", 0, range(20), HOSTILE.replace("\ud800", ""))
-    for seed in (0, 1):
-        records(run, "pre_projection_skip", seed, range(5, 30), "text")
-        records(run, "lora", seed, range(seed, 20 + seed), "text")
     other = write_run(root / "other", example())
     hostile = json.dumps(example())
     for name in ("pre_projection_skip", "tinyworld_endings"):
@@ -122,9 +109,6 @@ def test_hostile_text_is_shown_and_never_run(visit):
     page = visit("joint")
     assert '<img src=x onerror=alert("path")>' in page.locator("#comparability").inner_text()
     assert page.locator("img").count() == 0
-    page = visit("run")
-    page.locator(".browser select[name=task]").wait_for()
-    assert '<script>alert("1")</script>' in page.locator(".samples").inner_text()
 
 
 def column(page, table, index):
@@ -175,19 +159,6 @@ def test_filters_hide_rows_and_tell_how_many_remain(visit):
     assert form.locator("output").inner_text() == f"1 of {rows} rows"
     form.locator("select[data-attribute=verdicts]").select_option("worse")
     assert column(page, "differences", 0) == []
-
-
-def test_the_documents_that_changed_sides_can_be_read(visit):
-    page = visit("run")
-    form = page.locator(".browser form")
-    form.locator("select[name=method]").select_option(label="pre_projection_skip")
-    items = page.locator(".samples li")
-    assert form.locator("output").inner_text() == "15 documents"  # 5 lost (0-4) and 10 gained (20-29)
-    form.locator("select[name=side]").select_option("gained")
-    assert items.count() == 10
-    assert "gained in 2 of 2 seeds · document 20" in items.first.inner_text()
-    form.locator("select[name=method]").select_option(label="lora")
-    assert [text.splitlines()[0] for text in items.all_inner_texts()] == ["gained in 1 of 2 seeds · document 20"]
 
 
 def test_the_scheme_follows_the_reader_and_the_button(visit):

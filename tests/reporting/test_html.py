@@ -1,7 +1,6 @@
 import base64
 import gzip
 import hashlib
-import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,12 +10,10 @@ import pytest
 
 from hfpatch.reporting.comparison.document import RunData, comparison_document
 from hfpatch.reporting.comparison.figures import FIGURES, draw
-from hfpatch.reporting.comparison.samples import Change, Samples, Sides
 from hfpatch.reporting.document import Download
 from hfpatch.reporting.html import _download, html
 from hfpatch.results.folder import load_results
 
-NOTHING_CHANGED = Samples((), {}, ())
 VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
 
 
@@ -48,9 +45,9 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-def page_of(results, samples=NOTHING_CHANGED):
+def page_of(results):
     page = Page()
-    text = html(comparison_document([RunData("", results, samples, [], {"run": results}, draw(results))]))
+    text = html(comparison_document([RunData("", results, [], {"run": results}, draw(results))]))
     page.feed(text)
     assert page.open == []
     return page, text
@@ -92,18 +89,6 @@ def test_downloads_hold_the_numbers_and_a_long_file_is_packed(build, raw):
     assert 'href="data:text/csv;charset=utf-8,a,1%0A"' in plain
 
 
-def test_documents_are_data_and_not_markup(build, raw):
-    nasty = "</script><script>alert(1)</script><!--"
-    change = Change("0/ab", gained=2, lost=0)
-    sides = Sides("lora", "tinyworld_cloze", 2, 400, 1, 0, (change,), 3)
-    parsed, text = page_of(build(raw), Samples((sides,), {"tinyworld_cloze": {"0/ab": {"target": nasty}}}, ()))
-    embedded = re.search(r'<script type="application/json" class="sample-data">(.*?)</script>', text, re.DOTALL)
-    data = json.loads(embedded[1])
-    assert data["documents"]["tinyworld_cloze"]["0/ab"]["target"] == nasty
-    assert data["sides"][0][0] == {"seeds": 2, "binary": True, "left_out": 3, "changes": [["0/ab", 2, 0]]}
-    assert "samples" in [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]
-
-
 def test_ids_and_sections_are_unique_in_the_order_of_reading_and_references_resolve(page):
     parsed, _ = page
     assert len(parsed.ids) == len(set(parsed.ids))
@@ -115,7 +100,7 @@ def test_ids_and_sections_are_unique_in_the_order_of_reading_and_references_reso
 def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
     results = load_results(Path(__file__).parents[2] / "results" / "quickstart-tuned")
     parsed = Page()
-    parsed.feed(html(comparison_document([RunData("", results, NOTHING_CHANGED, [], {"run": results})])))
+    parsed.feed(html(comparison_document([RunData("", results, [], {"run": results})])))
     assert "differences" in parsed.ids
     assert "attribution" in parsed.ids
     assert len(parsed.ids) == len(set(parsed.ids))  # a section and its table with one id break the page's filters

@@ -13,7 +13,15 @@ from safetensors.numpy import save_file
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import Records, compare
 from hfpatch.results import records
-from hfpatch.results.records import VALUES, hash_documents, published_runs, read_values, write_published, write_values
+from hfpatch.results.records import (
+    VALUES,
+    hash_documents,
+    published_runs,
+    read_lines,
+    read_values,
+    write_published,
+    write_values,
+)
 
 ROWS = [
     {"doc_id": 0, "doc_hash": "a", "target": " b\u2028c", "acc": 1.0, "f1": [0, 1, 1], "word_perplexity": [-2.5, 3]},
@@ -42,6 +50,15 @@ def write_random(folders, clusters=1):
 
 def quiz(primary, clusters=None):
     return {"quiz": task_result("quiz", primary, primary == "acc", n=60, clusters=clusters)}
+
+
+def test_a_half_written_line_costs_itself_alone_where_that_is_asked(tmp_path):
+    path = write(tmp_path) / "quiz.jsonl"
+    path.write_bytes(path.read_bytes() + '{"doc_id": "é'.encode()[:-1])
+    assert read_lines(path, skip_broken=True) == ROWS
+    with pytest.raises(ValueError, match="decode"):
+        read_lines(path)
+    assert read_lines(tmp_path / "none.jsonl", skip_broken=True) == []
 
 
 def test_numbers_and_pairs_are_kept_exactly(tmp_path):

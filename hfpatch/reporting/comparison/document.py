@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -24,14 +23,12 @@ from hfpatch.reporting.comparison.figures import FIGURES, figure_block
 from hfpatch.reporting.comparison.frontier import budget_table, frontier_blocks
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.retention import answers_table, retention_table
-from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import (
     difference_table,
     method_table,
     results_csv,
     score_table,
     seed_table,
-    sides_table,
 )
 from hfpatch.reporting.comparison.tuning import tuning_sections
 from hfpatch.reporting.facts import environment_facts, protocol_facts
@@ -40,12 +37,6 @@ from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.support.files import printable
 
-_SAMPLES = (
-    "Gained: documents that most seeds of a method get right and the baseline wrong; lost: the reverse. Of a measure "
-    "that is neither right nor wrong, the documents whose value changed most are listed. What is shown of a document "
-    "is what the evaluation recorded."
-)
-
 
 @dataclass(frozen=True)
 class RunData:
@@ -53,7 +44,6 @@ class RunData:
 
     title: str  # the run's label where several are reported side by side, else nothing
     results: ComparisonResults
-    samples: Samples
     unread: Sequence[str]  # a sentence for each file that cannot be read or is left out
     sources: Mapping[str, ComparisonResults]  # label -> results of each run behind it
     drawn: Mapping[str, Figure] = field(default_factory=dict)  # the figures; the summary for a terminal needs none
@@ -73,23 +63,18 @@ class RunData:
         runs = ((label, run.labelled()) for label, run in self.sources.items())
         return [*(f"{label}: {sentence}" for label, run in runs for sentence in missing(run)), *self.unread]
 
-    def renamed(self, results: ComparisonResults, names: Mapping[str, str]) -> RunData:
-        """Return the run with other results, and with the methods in ``names`` alone, each by its new name."""
-        sides = [replace(side, method=names[side.method]) for side in self.samples.sides if side.method in names]
-        return replace(self, results=results, samples=replace(self.samples, sides=tuple(sides)))
-
     def labelled(self) -> RunData:
         """Return the run with every method under its label."""
-        return replace(self.renamed(self.results.labelled(), self.results.labels), unlabelled=self)
+        return replace(self, results=self.results.labelled(), unlabelled=self)
 
 
 def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunData:
-    """Read the documents that changed sides, and name the folders of methods that the results do not have."""
-    samples, runs = read_samples(run_dir, results), run_dir / "runs"
+    """Return the run of a folder, which names the folders of methods that the results do not have."""
+    runs = run_dir / "runs"
     names = sorted(printable(path.name) for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
     unknown = [name for name in names if name not in results.methods]
     left_out = [f"runs/{name}: not a method of these results, so it is left out." for name in unknown]
-    return RunData(label, results, samples, [*left_out, *samples.missing], {label: results})
+    return RunData(label, results, left_out, {label: results})
 
 
 def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = ()) -> doc.Document:
@@ -164,7 +149,7 @@ def cautions(results: ComparisonResults) -> tuple[str, ...]:
 
 
 def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[doc.Section]:
-    results, samples = material.results, material.samples
+    results = material.results
 
     def figures(name: str) -> list[doc.Figure]:  # one or none
         if name not in material.drawn:
@@ -200,8 +185,6 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     if shown := figures("layers"):
         yield doc.Section("layers", FIGURES["layers"].title, tuple(shown), "Layers")
     # every number
-    if samples.sides:
-        yield _changed_documents(samples)
     pairs = difference_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
     download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": material.data.results}))
@@ -214,19 +197,6 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     environment = tuple(doc.Facts(tuple(environment_facts(source)), label or "Environment") for label, source in runs)
     title = "Protocol and provenance"
     yield doc.Section("protocol", title, (*protocol, *environment), "Protocol", folded=True)
-
-
-def _changed_documents(samples: Samples) -> doc.Section:
-    """Return the section of the documents that changed sides, which the page's script lists."""
-    methods, tasks = (list(dict.fromkeys(getattr(e, of) for e in samples.sides)) for of in ("method", "task"))
-    sides: list[list[dict[str, Any] | None]] = [[None] * len(tasks) for _ in methods]
-    for side in samples.sides:
-        changes = [[change.document, round(change.gained, 6), change.lost] for change in side.changes]
-        counts = {"seeds": side.seeds, "binary": side.gained is not None, "left_out": side.left_out}
-        sides[methods.index(side.method)][tasks.index(side.task)] = {**counts, "changes": changes}
-    browser = doc.Browser({"methods": methods, "tasks": tasks, "sides": sides, "documents": samples.documents})
-    blocks = (doc.Text(_SAMPLES, "caption"), browser, sides_table(samples.sides))
-    return doc.Section("samples", "What changed sides", blocks)
 
 
 def missing(results: ComparisonResults) -> Iterator[str]:

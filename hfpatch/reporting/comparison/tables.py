@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from statistics import fmean
 
-from hfpatch.reporting.comparison.samples import Sides
 from hfpatch.reporting.document import Cell, Column, Filter, Row, Table
 from hfpatch.reporting.facts import settings_text
 from hfpatch.reporting.numbers import (
@@ -209,18 +207,6 @@ def mean_of(method: Method, field: str) -> float | None:
     """Return the mean over seeds of a field of the training outcome, or None where nothing was trained."""
     values = [getattr(run.train, field) for run in method.runs.values() if run.train is not None]
     return fmean(values) if values else None
-
-
-def sides_table(sides: Sequence[Sides]) -> Table:
-    """Build the table of how many documents changed from wrong to right and back; a measure may have neither."""
-    names = ("method", "task", "gained", "lost", "net", "documents", "seeds")
-    rows = []
-    for side in sides:
-        has_sides = side.gained is not None and side.lost is not None
-        net = signed((side.gained or 0) - (side.lost or 0), 0) if has_sides else NOTHING
-        counts = count(side.gained), count(side.lost), net, count(side.documents), str(side.seeds)
-        rows.append((side.method, side.task, *counts))
-    return replace(Table.of("sides", "How many, by method and task", names, rows), folded=True)
 
 
 def results_csv(runs: Mapping[str, ComparisonResults]) -> str:

@@ -84,52 +84,6 @@
     form.hidden = false;
   }
 
-  // The documents that changed sides.
-  const words = (value, seeds, binary, side) => binary
-    ? `${side} in ${value} of ${seeds} ${seeds === 1 ? "seed" : "seeds"}`
-    : `${value > 0 ? "+" : "−"}${Math.abs(value).toPrecision(3)} a unit, the mean over ${seeds} ${seeds === 1 ? "seed" : "seeds"}`;
-  for (const browser of all(".browser")) {
-    const data = JSON.parse(browser.parentElement.querySelector(".sample-data").textContent);
-    const form = browser.querySelector("form");
-    const list = browser.querySelector("ol");
-    const further = browser.querySelector(".further");
-    const { method, task, side } = form.elements;
-    data.methods.forEach((label, index) => method.append(new Option(label, index)));
-    data.tasks.forEach((label, index) => task.append(new Option(label, index)));
-    let changes = [];
-    const grow = () => {
-      for (const [key, gained, lost] of changes.slice(list.children.length, list.children.length + 20)) {
-        const current = data.sides[method.value][task.value];
-        const better = gained > 0;
-        const item = make("li");
-        const heading = make("p", undefined, "what");
-        heading.append(make("span", "", `mark ${better ? "better" : "worse"}`));
-        heading.append(words(current.binary && !better ? lost : gained, current.seeds, current.binary, better ? "gained" : "lost"));
-        heading.append(make("span", ` · document ${key.split("/")[0]}`, "muted"));
-        const fields = make("dl");
-        for (const [label, text] of Object.entries(data.documents[data.tasks[task.value]][key] || {})) {
-          fields.append(make("dt", label), make("dd", text));
-        }
-        item.append(heading, fields);
-        list.append(item);
-      }
-      further.hidden = list.children.length >= changes.length;
-    };
-    const show = () => {
-      const current = data.sides[method.value][task.value];
-      list.replaceChildren();
-      changes = current ? current.changes.filter(([, gained]) => !side.value || (gained > 0) === (side.value === "gained")) : [];
-      const more = current && current.left_out ? `; ${current.left_out} more are not listed` : "";
-      form.querySelector("output").textContent = current ? `${changes.length} ${changes.length === 1 ? "document" : "documents"}${more}` : "no records";
-      grow();
-    };
-    form.addEventListener("input", show);
-    form.addEventListener("submit", (event) => event.preventDefault());
-    further.addEventListener("click", grow);
-    show();
-    browser.hidden = false;
-  }
-
   // A figure as a file of its own, in the colours that are shown.
   for (const press of all("button.svg")) {
     press.hidden = false;
