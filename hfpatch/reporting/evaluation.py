@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import combinations
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from hfpatch.errors import listed
 from hfpatch.reporting.citations import citation_section
@@ -32,7 +28,6 @@ from hfpatch.results.cautions import PRODUCTS
 from hfpatch.results.evaluation import EvaluationResults
 from hfpatch.results.identity import FREE_SETTINGS, OF_BASE, OF_TASK, base_identity, computed_differently, task_identity
 from hfpatch.results.parts import Comparison, TaskResult
-from hfpatch.results.records import read_values
 from hfpatch.results.verdicts import Verdict
 
 
@@ -221,16 +216,9 @@ def value_text(value: float) -> str:
     return decimal(value, 4) if abs(value) < 1e6 else significant(value, 4)
 
 
-def joint_evaluation_document(
-    sources: Mapping[str, EvaluationResults], folders: Mapping[str, Path] | None = None
-) -> Document:
-    """Return the scores of several evaluations in one table, their differences in method, and a part for each.
-
-    Args:
-        sources: label -> evaluation.
-        folders: label -> folder with the records, for comparing decisions on the same documents.
-    """
-    table, differing = score_table_of(sources), tuple(_differing(sources, folders or {}))
+def joint_evaluation_document(sources: Mapping[str, EvaluationResults]) -> Document:
+    """Return the scores of several evaluations by label in one table, their differences in method, and parts."""
+    table, differing = score_table_of(sources), tuple(_differing(sources))
     variants = [variant for evaluation in sources.values() for variant in evaluation.variants.values()]
     opening = [Section("results", "Scores", (table,))]
     if differing:
@@ -253,8 +241,8 @@ def joint_evaluation_document(
     )
 
 
-def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the differences between evaluations: settings that change scores, models, documents, and decisions."""
+def _differing(sources: Mapping[str, EvaluationResults]) -> Iterator[str]:
+    """Yield the differences between evaluations: settings that change scores, models and documents."""
     yield from settings_differing({title: evaluation.settings for title, evaluation in sources.items()})
     models: dict[tuple[Any, ...], list[str]] = {}
     for title, evaluation in sources.items():
@@ -292,32 +280,6 @@ def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
             yield f"{task}: its {OF_TASK[name]} are {len(digests)} different ones, which have lines of their own."
     computed = {title: evaluation.provenance.get("computed_with") for title, evaluation in sources.items()}
     yield from computed_differently({title: values for title, values in computed.items() if isinstance(values, dict)})
-    yield from _decided_otherwise(sources, folders)
-
-
-def _decided_otherwise(sources: Mapping[str, EvaluationResults], folders: Mapping[str, Path]) -> Iterator[str]:
-    """Yield how many documents models of one name decide otherwise in other numbers: another dtype, or of products."""
-    numbers = {}
-    for title, evaluation in sources.items():
-        products = " with products in float32" if evaluation.provenance.get("matmul") == "fp32" else ""
-        numbers[title] = f"{evaluation.model.get('dtype')}{products}"
-    for first, second in combinations([title for title in sources if title in folders], 2):
-        one, other = sources[first], sources[second]
-        if one.model.get("name") != other.model.get("name") or numbers[first] == numbers[second]:
-            continue
-        for label in (label for label in one.variants if label in other.variants):
-            records = [read_values(folders[title] / label) for title in (first, second)]
-            for task, score in one.variants[label].scores.items():
-                pair = [values[task] for values in records if task in values and score.primary in values[task].metrics]
-                if len(pair) < 2 or pair[0].documents != pair[1].documents:
-                    continue
-                here, there = (values.metrics[score.primary] for values in pair)
-                if len(np.unique(np.concatenate([here.ravel(), there.ravel()]))) <= 2:  # right or wrong
-                    yield (
-                        f"{task}, {label}: {count(int((here != there).sum()))} of {count(len(here))} documents are "
-                        f"decided otherwise ({score.primary}) in {second} ({numbers[second]}) than in {first} "
-                        f"({numbers[first]})."
-                    )
 
 
 def settings_differing(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -126,7 +126,7 @@ def _write_evaluations(folders: Mapping[str, Path], out: Path) -> Report:
     """Write the report of evaluations by label."""
     sources = {label: load_results(path, "evaluation") for label, path in folders.items()}
     one, *others = sources.values()
-    document = joint_evaluation_document(sources, folders) if others else evaluation_document(one)
+    document = joint_evaluation_document(sources) if others else evaluation_document(one)
     table = score_table_of(sources)
     caption = " ".join(filter(None, (f"{document.title}.", table.caption)))
     tex = "\n".join(["% needs \\usepackage{booktabs}\n", latex(table, caption=caption)])

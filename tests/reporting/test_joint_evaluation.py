@@ -16,7 +16,6 @@ from hfpatch.reporting.explorer.entries import entries
 from hfpatch.reporting.facts import evaluation_text
 from hfpatch.results.evaluation import EvaluatedVariant
 from hfpatch.results.parts import GroupResult
-from hfpatch.results.records import write_values
 
 GROUP = GroupResult(group="both", tasks=["cloze", "page"], n=1244, metrics={"acc": 0.45}, stderr={"acc": 0.01})
 
@@ -34,8 +33,8 @@ def alone(evaluated):
     return evaluated.model_copy(update={**changed, "settings": settings})
 
 
-def differing(*results, folders=None):
-    document = joint_evaluation_document(dict(zip("xyz", results, strict=False)), folders)
+def differing(*results):
+    document = joint_evaluation_document(dict(zip("xyz", results, strict=False)))
     return [text for section in document.opening[1:] for block in section.blocks for text in block.items]
 
 
@@ -85,25 +84,6 @@ def test_limits_of_tasks_and_what_differs(evaluated, alone):
         "The models differ: x and y small/llama in float32; z other in bfloat16.",
     ]
     assert differing(alone, alone) == []
-
-
-def test_documents_that_another_precision_decides_otherwise_are_counted(alone, tmp_path):
-    model, provenance = {**alone.model, "dtype": "bfloat16"}, {**alone.provenance, "matmul": "fp32"}
-    low = alone.model_copy(update={"model": model, "provenance": provenance})
-    folders = {"x": tmp_path / "x", "y": tmp_path / "y"}
-    right = {"x": [0.0, 1.0, 1.0, 0.0], "y": [1.0, 1.0, 0.0, 0.0]}
-    for name, folder in folders.items():
-        (folder / "base").mkdir(parents=True)
-        decisions = enumerate(right[name])
-        rows = [{"doc_id": i, "doc_hash": str(i), "acc": value, "perplexity": 0.5 * i} for i, value in decisions]
-        (folder / "base" / "cloze.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        write_values(folder / "base", ["cloze"])
-
-    (sentence,) = (text for text in differing(alone, low, folders=folders) if "decided otherwise" in text)
-    assert re.match(r"cloze, base: 2 of 4 documents .* in y \(bfloat16 .* float32\) than in x \(float32\)", sentence)
-    assert differing(alone, alone, folders=folders) == []
-    (folders["y"] / "base" / "cloze.jsonl").unlink()  # no records, no count
-    assert "decided otherwise" not in " ".join(differing(alone, low, folders=folders))
 
 
 def test_the_files_of_a_joint_report(evaluated, alone, tmp_path, capsys):
