@@ -123,12 +123,10 @@ def heat_map(
     *,
     limits: tuple[float, float],
     diverging: bool = False,
-    names: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> None:
     """Draw the values of ``cells``, each with its layer and head, as colours between ``limits``; NaN is left out.
 
-    ``diverging``: values below the middle of the limits have a colour of their own. ``names`` are those of the rows and
-    columns, where these are no layers and heads.
+    ``diverging``: values below the middle of the limits have a colour of their own.
     """
     values = np.full((1 + max(layer for layer, *_ in cells), 1 + max(head for _, head, _ in cells)), np.nan)
     for layer, head, value in cells:
@@ -141,5 +139,4 @@ def heat_map(
     ax.grid(visible=False)
     for axis, count in ((ax.yaxis, values.shape[0]), (ax.xaxis, values.shape[1])):
         step = -(-count // 12)
-        labels = names[axis is ax.xaxis] if names is not None else [str(i) for i in range(count)]
-        axis.set_ticks(np.arange(0, count, step) + 0.5, labels[::step])
+        axis.set_ticks(np.arange(0, count, step) + 0.5, [str(i) for i in range(0, count, step)])

@@ -179,7 +179,7 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     if forgotten:
         yield doc.Section("retention", "Learning and forgetting", tuple(forgotten), "Forgetting")
     yield from attribution(results)
-    yield from tuning_sections(results, [*figures("tuning"), *figures("trials")])
+    yield from tuning_sections(results, figures("tuning"))
     if shown := figures("diagnostics"):
         yield doc.Section("diagnostics", FIGURES["diagnostics"].title, tuple(shown), "Size of f")
     if shown := figures("layers"):

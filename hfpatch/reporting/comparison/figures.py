@@ -16,7 +16,7 @@ from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.forest import forest_figure
 from hfpatch.reporting.comparison.frontier import frontier_csv, frontier_figure
 from hfpatch.reporting.comparison.retention import gain_at
-from hfpatch.reporting.comparison.study import DIAGNOSTICS, TRIALS, diagnostics, diagnostics_csv, trial_maps
+from hfpatch.reporting.comparison.study import DIAGNOSTICS, diagnostics, diagnostics_csv
 from hfpatch.reporting.comparison.tables import DECIDED, PLAIN, pairs
 from hfpatch.reporting.comparison.tuning import tuning_csv, tuning_figure
 from hfpatch.reporting.numbers import MOST_METHODS
@@ -297,12 +297,6 @@ FIGURES = {
         _training_csv,
         of_study="The training loss, mean over seeds, as a running mean; the loss on held-out text; and, between them, "
         "the share of the baseline's that is saved.",
-    ),
-    "trials": Drawing(
-        "Loss by two tuned values",
-        TRIALS,
-        trial_maps,
-        tuning_csv,
     ),
     "diagnostics": Drawing(
         "Size and direction of f",

@@ -11,7 +11,7 @@ from hfpatch.reporting import write_report
 from hfpatch.reporting.comparison.answer import headline_table, lead, sentences
 from hfpatch.reporting.comparison.figures import FIGURES, draw, training
 from hfpatch.reporting.comparison.forest import forest_of
-from hfpatch.reporting.comparison.study import diagnostics, trial_maps
+from hfpatch.reporting.comparison.study import diagnostics
 from hfpatch.reporting.comparison.tables import method_table
 from hfpatch.reporting.markdown import markdown
 from hfpatch.results.comparison import ComparisonResults
@@ -45,8 +45,8 @@ def test_the_first_screen_has_losses_the_outcome_against_the_baseline_and_sizes_
     ]
 
 
-def test_its_figures_are_improvement_by_step_f_and_the_map_of_trials(results):
-    assert list(draw(results)) == ["tuning", "differences", "training", "trials", "diagnostics"]
+def test_its_figures_are_improvement_and_what_f_does_by_step(results):
+    assert list(draw(results)) == ["tuning", "differences", "training", "diagnostics"]
     panel = training(results).axes[1]
     base, ours = (curve(LOSSES[name])["held_out"] for name in ("linear", "nonlinear"))
     expected = [[step, 100 * (1 - ours[str(step)] / base[str(step)])] for step in STEPS]
@@ -62,20 +62,6 @@ def test_its_figures_are_improvement_by_step_f_and_the_map_of_trials(results):
     assert [(row["method"], row["step"], row["layer"]) for row in rows[:2]] == [
         ("nonlinear", "100", "0"), ("nonlinear", "100", "1"),
     ]  # fmt: skip
-
-
-def test_the_map_has_the_loss_of_each_pair_of_values_a_cross_where_it_diverged_and_a_ring_at_the_choice(results):
-    first, *_ = trial_maps(results).axes  # of linear
-    values = first.collections[0].get_array().filled(math.nan).tolist()  # by weight decay and rate
-    assert values == [[4.4, pytest.approx(math.nan, nan_ok=True)], [4.3, 4.5]]
-    marks = {line.get_marker(): line.get_xydata().tolist() for line in first.lines}
-    assert marks == {"x": [[1.5, 0.5]], "o": [[0.5, 1.5]]}
-    assert [label.get_text() for label in first.get_xticklabels()] == ["0.001", "0.002"]
-    assert [label.get_text() for label in first.get_yticklabels()] == ["0.03125", "0.1"]
-    raw = study()
-    for trial in raw["tuning"]["trials"]:
-        trial["values"].pop("weight_decay", None)  # they share values
-    assert trial_maps(ComparisonResults.model_validate(raw)) is None
 
 
 def test_the_document_has_its_sections_and_what_is_missing_is_named(results):
