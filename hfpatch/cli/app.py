@@ -133,8 +133,8 @@ def report(
 ) -> None:
     """Write the report of a run folder again, from its result files; or one of several comparisons or evaluations.
 
-    Several comparisons share tables where they measured the same model on the same documents, and are shown one after
-    the other where they did not. The figures are written as PDF too.
+    Several comparisons are shown one after the other, with what differs between them. The figures are written as PDF
+    too.
 
     Example: hfpatch report runs/quickstart
     """

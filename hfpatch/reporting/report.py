@@ -18,7 +18,7 @@ from hfpatch.reporting.comparison.answer import answer, headline_table
 from hfpatch.reporting.comparison.document import RunData, comparison_document, read_material
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.forest import forest_figure
-from hfpatch.reporting.comparison.merging import Check, merge
+from hfpatch.reporting.comparison.merging import checks_of
 from hfpatch.reporting.comparison.tables import results_csv, score_table
 from hfpatch.reporting.document import Document
 from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document, joint_evaluation_document, score_table_of
@@ -61,7 +61,7 @@ def document_of(folder: Path) -> Document:
     """
     results = load_results(folder, None)
     if isinstance(results, ComparisonResults):
-        return comparison_document([RunData("", results, (), {"": results}).labelled()])
+        return comparison_document([RunData("", results)])
     return evaluation_document(results)
 
 
@@ -70,9 +70,9 @@ def write_report(
 ) -> Report:
     """Write ``report.html``, ``report.md``, ``results.csv``, ``results.tex`` and ``figures/`` from results.
 
-    Several comparisons of the same frozen model on the same documents share the tables, others are reported side by
-    side. The same results give the same bytes. The report of an incomplete run names what is missing. In the folder of
-    a comparison, the model cards of its patches are written again with their results.
+    Several comparisons are reported side by side, with what differs between them. The same results give the same bytes.
+    The report of an incomplete run names what is missing. In the folder of a comparison, the model cards of its patches
+    are written again with their results.
 
     Args:
         run_dirs: a folder written by ``hfpatch compare``, ``pretrain`` or ``eval --output``; or several of comparisons,
@@ -101,25 +101,16 @@ def write_report(
     if isinstance(results, EvaluationResults):
         return _write_evaluations(labels(folders), out)
     if others:
-        return _write(out, *_joined(labels(folders)), pdf=pdf)
+        runs = [read_material(label, path, load_results(path)) for label, path in labels(folders).items()]
+        return _write(out, runs, pdf=pdf)
     material = read_material("", run_dir, results)
     if methods is not None:
         shown = material.results.only(methods)
-        material = replace(material, results=shown, sources={"": shown}, note=shown.warnings[0])
+        material = replace(material, results=shown, note=shown.warnings[0])
     report = _write(out, [material], pdf=pdf)
     if in_place:
         write_patch_cards(run_dir, results)
     return report
-
-
-def _joined(folders: Mapping[str, Path]) -> tuple[list[RunData], Sequence[Check]]:
-    """Return comparisons by label, as one where they share the tables, and whether they agree in each respect."""
-    runs = [read_material(label, path, load_results(path)) for label, path in folders.items()]
-    merged = merge({one.title: one.results for one in runs})
-    if (union := merged.results) is None:
-        return runs, merged.checks
-    unread = [f"{one.title}: {sentence}" for one in runs for sentence in one.unread]
-    return [RunData("", union, unread, {one.title: one.results for one in runs})], merged.checks
 
 
 def _write_evaluations(folders: Mapping[str, Path], out: Path) -> Report:
@@ -157,24 +148,23 @@ def labels(run_dirs: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(map(printable, names), run_dirs, strict=True))
 
 
-def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check] = (), *, pdf: bool) -> Report:
-    csv = results_csv({run.title: run.results for run in material})
-    material = [run.labelled() for run in material]
+def _write(out: Path, material: Sequence[RunData], *, pdf: bool) -> Report:
     # the headline and the scores of each run, as tables with the meaning of their marks
     tables = ["% needs \\usepackage{booktabs}\n"]
     for index, run in enumerate(material, 1):
-        first, scores = headline_table(run.results), score_table(run.results)
-        for table, words in ((first, f"{answer(run.results)} {first.caption}"), (scores, scores.caption)):
+        first, scores = headline_table(run.shown), score_table(run.shown)
+        for table, words in ((first, f"{answer(run.shown)} {first.caption}"), (scores, scores.caption)):
             table = replace(table, name=f"{table.name}-{index}" if len(material) > 1 else table.name)
             title = f"{run.title or run.results.name}: {table.title.lower()}."
             tables.append(latex(table, caption=" ".join(filter(None, (title, words, run.note)))))
-    material = [replace(run, drawn=draw(run.results)) for run in material]
-    document = comparison_document(material, checks)
+    material = [replace(run, drawn=draw(run.shown)) for run in material]
+    results = {run.title: run.results for run in material}
+    document = comparison_document(material, checks_of(list(results.values())) if len(material) > 1 else ())
     of_parts = zip(document.parts, material, strict=True)
     named = {f"{part.prefix}{name}": figure for part, run in of_parts for name, figure in run.drawn.items()}
-    if len(material) == 1 and (summary := forest_figure(material[0].results, title=True)) is not None:
+    if len(material) == 1 and (summary := forest_figure(material[0].shown, title=True)) is not None:
         named[SUMMARY] = summary
-    return write_document(document, out, csv=csv, tex="\n".join(tables), drawn=named, pdf=pdf)
+    return write_document(document, out, csv=results_csv(results), tex="\n".join(tables), drawn=named, pdf=pdf)
 
 
 def write_document(

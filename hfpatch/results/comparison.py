@@ -100,7 +100,7 @@ class ComparisonResults(Tabular):
     frontier: Frontier | None = None
     looks: list[LookTaken] | None = None
     runs_saved: int | None = None
-    # The verdicts of whole runs, where a report joins several runs, or has some methods or other names
+    # The verdicts of the whole comparison, where a report has some methods or other names
     joined: list[Verdict] | None = Field(default=None, exclude=True)
 
     @model_validator(mode="after")
@@ -204,11 +204,7 @@ class ComparisonResults(Tabular):
         if all(name == label for name, label in names.items()):
             return self
         families = {family_of(name): family_of(label) for name, label in names.items()}
-        return self.renamed(families | names)
-
-    def renamed(self, names: Mapping[str, str]) -> ComparisonResults:
-        """Return the results with other names of methods, and the verdicts that these have."""
-        results: ComparisonResults = with_names(self.model_copy(update={"joined": self.verdicts}), names)
+        results: ComparisonResults = with_names(self.model_copy(update={"joined": self.verdicts}), families | names)
         return results
 
     @property

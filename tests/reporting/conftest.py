@@ -184,7 +184,7 @@ def _losses(seed, method_index, steps=200):
 def document_of(results, folder=Path("/nowhere")):
     """Return the document of a comparison, with what lies in its folder."""
     material = read_material("", folder, results)
-    return comparison_document([replace(material, drawn=draw(material.results))])
+    return comparison_document([replace(material, drawn=draw(material.shown))])
 
 
 def rows_of(table):

@@ -47,7 +47,7 @@ class Page(HTMLParser):
 
 def page_of(results):
     page = Page()
-    text = html(comparison_document([RunData("", results, [], {"run": results}, draw(results))]))
+    text = html(comparison_document([RunData("", results, drawn=draw(results))]))
     page.feed(text)
     assert page.open == []
     return page, text
@@ -100,7 +100,7 @@ def test_ids_and_sections_are_unique_in_the_order_of_reading_and_references_reso
 def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
     results = load_results(Path(__file__).parents[2] / "results" / "quickstart-tuned")
     parsed = Page()
-    parsed.feed(html(comparison_document([RunData("", results, [], {"run": results})])))
+    parsed.feed(html(comparison_document([RunData("", results)])))
     assert "differences" in parsed.ids
     assert "attribution" in parsed.ids
     assert len(parsed.ids) == len(set(parsed.ids))  # a section and its table with one id break the page's filters

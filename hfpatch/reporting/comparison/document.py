@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -40,32 +41,23 @@ from hfpatch.support.files import printable
 
 @dataclass(frozen=True)
 class RunData:
-    """A run, or several that share a table: the results and the other contents of its report."""
+    """A run: its results and the other contents of its report."""
 
     title: str  # the run's label where several are reported side by side, else nothing
-    results: ComparisonResults
-    unread: Sequence[str]  # a sentence for each file that cannot be read or is left out
-    sources: Mapping[str, ComparisonResults]  # label -> results of each run behind it
+    results: ComparisonResults  # with methods by their names in the recipe
+    unread: Sequence[str] = ()  # a sentence for each file that cannot be read or is left out
     drawn: Mapping[str, Figure] = field(default_factory=dict)  # the figures; the summary for a terminal needs none
-    unlabelled: RunData | None = None  # with methods by their names in the recipe; None where it has no labels
     note: str = ""  # for tables that show some of the run's methods
 
-    @property
-    def data(self) -> RunData:
-        """The run for CSV files, with names of methods and not labels."""
-        return self.unlabelled or self
+    @cached_property
+    def shown(self) -> ComparisonResults:
+        """The results with every method under its label, for all but CSV files."""
+        return self.results.labelled()
 
     @property
     def missing(self) -> list[str]:
-        """A sentence for each thing that is missing; of several runs, whose seeds may differ, from each by itself."""
-        if len(self.sources) == 1:
-            return [*missing(self.results), *self.unread]
-        runs = ((label, run.labelled()) for label, run in self.sources.items())
-        return [*(f"{label}: {sentence}" for label, run in runs for sentence in missing(run)), *self.unread]
-
-    def labelled(self) -> RunData:
-        """Return the run with every method under its label."""
-        return replace(self, results=self.results.labelled(), unlabelled=self)
+        """A sentence for each thing that is missing."""
+        return [*missing(self.shown), *self.unread]
 
 
 def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunData:
@@ -74,41 +66,38 @@ def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunD
     names = sorted(printable(path.name) for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
     unknown = [name for name in names if name not in results.methods]
     left_out = [f"runs/{name}: not a method of these results, so it is left out." for name in unknown]
-    return RunData(label, results, left_out, {label: results})
+    return RunData(label, results, left_out)
 
 
 def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = ()) -> doc.Document:
-    """Build the document of one comparison, or of several: side by side, or as one where they share its tables.
+    """Build the document of one comparison, or of several side by side.
 
     ``checks`` say whether several runs agree, in each respect.
     """
-    first, results = material[0], [run.results for run in material]
+    first, results = material[0], [run.shown for run in material]
     several = len(material) > 1
-    sources = [source for run in material for source in run.sources.values()]
-    labels = [label for run in material for label in run.sources]
     compared: list[doc.Section] = []
     if checks:  # whether the runs agree
         apart = ", ".join(check.what.lower() for check in checks if check.decides and check.verdict != "same")
         other = [check.what.lower() for check in checks if not check.decides and check.verdict != "same"]
         differ = f"They differ, or are not known to agree, in: {', '.join(other)}."
         words = (
-            f"These runs cannot share a table, because they do not agree in: {apart}. Each has its own part."
-            if several
-            else "These runs measured the same frozen model on the same documents, so they share the tables. Each "
-            "difference is the paired one of its own run; none was tested across runs. "
-            f"{differ if other else 'They agree in all else.'}"
+            f"The scores of these runs cannot be compared, because they do not agree in: {apart}."
+            if apart
+            else "These runs measured the same frozen model on the same documents. Each difference is the paired one "
+            f"of its own run; none was tested across runs. {differ if other else 'They agree in all else.'}"
         )
         rows: list[tuple[str | doc.Cell, ...]] = []
         for check in checks:
             tone: doc.Tone = "better" if check.verdict == "same" else "worse" if check.decides else "not tested"
             verdict = doc.Cell((check.verdict,), tone)
             rows.append((check.what, verdict, *check.values, check.consequence or NOTHING))
-        headings = "of the runs", "verdict", *labels, "what follows"
+        headings = "of the runs", "verdict", *(run.title for run in material), "what follows"
         table = replace(doc.Table.of("common", "What the runs have in common", headings, rows), heading=False)
         compared.append(doc.Section("comparability", "Comparability", (doc.Text(words), table)))
     bases = [run.study.baseline if run.study else str(run.model.get("name") or NOTHING) for run in results]
-    times = [time for source in sources if isinstance(time := source.provenance.get("wall_s"), int | float)]
-    notes = doc.Sentences((*first.missing, *cautions(first.results)), brief=True)
+    times = [time for run in results if isinstance(time := run.provenance.get("wall_s"), int | float)]
+    notes = doc.Sentences((*first.missing, *cautions(first.shown)), brief=True)
     return doc.Document(
         title=" and ".join(run.name or "Comparison" for run in results),
         description="Several runs, side by side." if several else first.results.description,
@@ -121,13 +110,13 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
             ("Protocol", ", ".join(dict.fromkeys(run.protocol.replace("_", " ") for run in results))),
             ("Wall time", duration(sum(times)) if times else NOTHING),
         ),
-        opening=tuple(compared) if several else (),
+        opening=tuple(compared),
         parts=tuple(
-            doc.Part(tuple(_sections(run, () if several else compared)), run.title, f"run{index}-" if several else "")
+            doc.Part(tuple(_sections(run)), run.title, f"run{index}-" if several else "")
             for index, run in enumerate(material, 1)
         ),
-        closing=(citation_section(sources),),
-        summary=(notes, *_answer(first.results, terminal=True)),  # the answer last, where a reader looks
+        closing=(citation_section(results),),
+        summary=(notes, *_answer(first.shown, terminal=True)),  # the answer last, where a reader looks
     )
 
 
@@ -148,16 +137,15 @@ def cautions(results: ComparisonResults) -> tuple[str, ...]:
     return tuple(dict.fromkeys(every))
 
 
-def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[doc.Section]:
-    results = material.results
+def _sections(material: RunData) -> Iterator[doc.Section]:
+    results = material.shown
 
     def figures(name: str) -> list[doc.Figure]:  # one or none
         if name not in material.drawn:
             return []
-        return [figure_block(name, material.drawn[name], material.data.results)]
+        return [figure_block(name, material.drawn[name], material.results)]
 
     yield doc.Section("answer", "Answer", tuple(_answer(results, figures("differences"))))  # the first screen
-    yield from compared
     warnings = cautions(results)
     notes: list[doc.Block] = [doc.Sentences(warnings)] if warnings else []
     if not results.complete:
@@ -187,16 +175,13 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     # every number
     pairs = difference_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
-    download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": material.data.results}))
+    download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": material.results}))
     scores = () if results.study else (score_table(results),)  # of a study the first table has them
     tables = (*scores, seed_table(results), download, method_table(results))
     yield doc.Section("results", "Scores", tables)
-    # the facts of each run behind the part, with its label where there are several
-    runs = [(label if len(material.sources) > 1 else "", source) for label, source in material.sources.items()]
-    protocol = tuple(doc.Facts(tuple(protocol_facts(source)), label) for label, source in runs)
-    environment = tuple(doc.Facts(tuple(environment_facts(source)), label or "Environment") for label, source in runs)
-    title = "Protocol and provenance"
-    yield doc.Section("protocol", title, (*protocol, *environment), "Protocol", folded=True)
+    protocol = doc.Facts(tuple(protocol_facts(material.results)))
+    environment = doc.Facts(tuple(environment_facts(material.results)), "Environment")
+    yield doc.Section("protocol", "Protocol and provenance", (protocol, environment), "Protocol", folded=True)
 
 
 def missing(results: ComparisonResults) -> Iterator[str]:

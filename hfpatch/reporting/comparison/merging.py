@@ -1,26 +1,20 @@
-"""Several runs in one report: whether they agree, and their union where they can be compared."""
+"""Several runs in one report: whether they agree."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.reporting.facts import evaluation_text, settings_text
 from hfpatch.reporting.numbers import NOTHING
-from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
-from hfpatch.results.layout import Method
-from hfpatch.results.parts import Comparison
-from hfpatch.results.verdicts import LookTaken, Verdict
 from hfpatch.support.files import hash_values
 
 SAME, DIFFERS, UNKNOWN = "same", "differs", "not recorded"
 _HELD_OUT_CHECK = "Held-out text"
-_Pair = TypeVar("_Pair", Comparison, Verdict)
 
 
 @dataclass(frozen=True)
@@ -30,100 +24,11 @@ class Check:
     what: str  # the respect
     values: tuple[str, ...]  # of each run
     verdict: str  # SAME, DIFFERS or UNKNOWN
-    decides: bool  # whether runs that differ in it cannot share a table
+    decides: bool  # whether scores of runs that differ in it cannot be compared
     consequence: str  # of a difference
 
 
-@dataclass(frozen=True)
-class Merged:
-    """The checks, one for each respect, and the union of the runs; None where they are reported side by side."""
-
-    checks: tuple[Check, ...]
-    results: ComparisonResults | None = None
-    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # label -> name in the run -> in the union
-
-
-def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
-    """Check whether runs can be compared and, where they can, join them.
-
-    Runs share one table where they measured the same frozen model, loaded alike, on the same tasks with the same
-    documents and prompts. Each difference stays the paired one of its own run; none is made across runs.
-
-    Args:
-        runs: label -> results, at least two.
-    """
-    checks = tuple(_checks(list(runs.values())))
-    if any(check.what == _HELD_OUT_CHECK and check.verdict != SAME for check in checks):
-        runs = {label: _without_held_out(run) for label, run in runs.items()}
-    if any(check.decides and check.verdict != SAME for check in checks):
-        return Merged(checks)
-    shared = next(iter(runs.values())).baseline
-    names: dict[str, dict[str, str]] = {}
-    for label, results in runs.items():  # a name that is taken gets its run's label
-        taken = {name for other, run in runs.items() if other != label for name in run.methods}
-        names[label] = {name: f"{name} ({label})" if name in taken else name for name in results.methods}
-        if results.baseline is not None and shared is not None:
-            names[label][results.baseline] = shared  # the same frozen model on the same documents
-    first, held_out = next(iter(runs.values())), [run.data.get("held_out") for run in runs.values()]
-    renamed = [run.renamed(names[label]) for label, run in runs.items()]
-    methods: dict[str, Method] = {}
-    comparisons, verdicts = [], []
-    for run in renamed:
-        methods |= {name: method for name, method in run.methods.items() if name not in methods}
-        comparisons += [one for one in run.comparisons if {one.method, one.reference} <= run.methods.keys()]
-        verdicts += [one for one in run.verdicts if {one.method, one.other} <= run.methods.keys()]
-    seeds = [run.training.get("seeds") for run in renamed]
-    looks = _joint_looks(renamed) if seeds.count(seeds[0]) == len(seeds) else None
-    union = ComparisonResults(
-        name=" + ".join(runs),
-        description="Several runs on the same frozen model and the same documents.",
-        protocol=first.protocol if len({run.protocol for run in runs.values()}) == 1 else "custom",
-        complete=all(run.complete for run in runs.values()),
-        model=first.model,
-        data={"held_out": held_out[0]} if held_out[0] and held_out.count(held_out[0]) == len(held_out) else {},
-        training={"seeds": seeds[0]} if looks else {},
-        evaluation=first.evaluation,
-        tasks=first.tasks,
-        methods=methods,
-        looks=looks,
-        comparisons=comparisons,
-        joined=verdicts,
-        warnings=[
-            *(f"{c.what} of the runs: {c.verdict}; {c.consequence}." for c in checks if c.verdict != SAME),
-            *(
-                f"{label}: {warning}"
-                for label, run in runs.items()
-                for warning in dict.fromkeys(filter(None, [rates_sentence(run), *run.warnings]))
-            ),
-        ],
-    )
-    return Merged(checks, union, names)
-
-
-def _without_held_out(run: ComparisonResults) -> ComparisonResults:
-    """Return a run that has the held-out text in no table; its tests still count where they were corrected."""
-
-    def others(pairs: Sequence[_Pair]) -> list[_Pair]:
-        return [pair for pair in pairs if pair.task != HELD_OUT]
-
-    looks = run.looks and [look.model_copy(update={"comparisons": others(look.comparisons)}) for look in run.looks]
-    tasks = {name: info for name, info in run.tasks.items() if name != HELD_OUT}
-    changed = {"tasks": tasks, "comparisons": others(run.comparisons), "joined": others(run.verdicts), "looks": looks}
-    return run.model_copy(update=changed)
-
-
-def _joint_looks(runs: Sequence[ComparisonResults]) -> list[LookTaken] | None:
-    """Return the looks of runs that declare the same ones; a run need not have taken all of them."""
-    joint = []
-    for looks in zip_longest(*(run.looks or () for run in runs)):
-        taken = [look for look in looks if look is not None]
-        comparisons = [one for look in taken for one in look.comparisons]
-        growing = [name for look in taken for name in look.growing]
-        joint.append(taken[0].model_copy(update={"comparisons": comparisons, "growing": growing}))
-    return joint or None
-
-
-_APART = "they are reported side by side; no table has both"
+_APART = "their scores cannot be compared"
 _TRAINED = "a difference between methods of different runs may come from this"
 _RESPECTS: dict[str, tuple[bool | None, str]] = {
     "Frozen model": (True, _APART),
@@ -132,7 +37,7 @@ _RESPECTS: dict[str, tuple[bool | None, str]] = {
     "How it was loaded": (True, _APART),
     "Its dtype": (True, _APART),
     "Tasks and their documents": (True, _APART),
-    _HELD_OUT_CHECK: (False, "no table has it"),
+    _HELD_OUT_CHECK: (False, "losses on it cannot be compared"),
     "Prompts of the tasks": (None, _APART),
     "Metrics and code of the tasks": (None, _APART),
     "Evaluation settings": (False, "the prompts and their tokens are the same, so this changed no score"),
@@ -141,7 +46,7 @@ _RESPECTS: dict[str, tuple[bool | None, str]] = {
     "Training settings": (False, _TRAINED),
     "Tuning": (False, _TRAINED),
     "Seeds": (False, "intervals rest on different seeds"),
-    "Looks": (False, "methods may have fewer seeds than others without that any is missing"),
+    "Looks": (False, "methods may have fewer seeds than others"),
     "Commit": (False, "the code that measured differs"),
     "Versions": (False, "a library may compute differently"),
     "Computing code and numbers": (False, "scores may differ by rounding"),
@@ -150,7 +55,8 @@ _RESPECTS: dict[str, tuple[bool | None, str]] = {
 """Whether a difference decides (None: where all values are known), and what follows from it."""
 
 
-def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
+def checks_of(runs: Sequence[ComparisonResults]) -> list[Check]:
+    """Check in which respects runs agree."""
     shared = [task for task in runs[0].tasks if task != HELD_OUT and all(task in run.tasks for run in runs)]
     values_of, checks = [_respects(run, shared) for run in runs], []
     prompts = {values["Prompts of the tasks"] for values in values_of}

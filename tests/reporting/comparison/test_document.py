@@ -29,15 +29,18 @@ def test_methods_have_their_names_of_the_tables_and_only_shown_ones_are_named(ru
     results = build(raw)
     material = read_material("", run_dir, results)
     said = "{}: no run is finished."
-    assert said.format("pre_projection_skip and lora") in material.missing
-    assert said.format("pre_projection_skip and Low rank") in material.labelled().missing
-    shown = results.only(["lora"])
-    some = replace(material, results=shown, sources={"": shown})
-    assert said.format("Low rank") in some.labelled().missing
-    joined = replace(material, sources={"one": results, "two": results}).missing
-    assert [f"{run}: {said.format('pre_projection_skip and Low rank')}" in joined for run in ("one", "two")] == [
-        True
-    ] * 2
+    assert said.format("pre_projection_skip and Low rank") in material.missing
+    assert said.format("Low rank") in replace(material, results=results.only(["lora"])).missing
+
+
+def test_reasons_have_the_labels_of_methods(build, raw):
+    run = raw["methods"]["lora"]["runs"]["1"]
+    raw["methods"]["lora"]["runs"]["1"] = {"train": {**run["train"], "diverged_step": 9}, "evaluation": {}}
+    raw["methods"]["lora"]["label"] = "Low rank"
+    raw["questions"] = [{"question": "gain", "pairs": [["lora", "baseline"]], "on": ["tinyworld_cloze"]}]
+    raw["comparisons"][3] |= {"p": 1e-5, "errors": [[0.001, 100], [0.001, 1]]}
+    (primary,) = build(raw).labelled().primary
+    assert (primary.method, primary.why) == ("Low rank", "seed 1 of Low rank diverged")
 
 
 def test_runs_of_another_comparison_are_named(run_dir, results):
