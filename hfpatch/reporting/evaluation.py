@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hfpatch.errors import listed
 from hfpatch.reporting.citations import citation_section
+from hfpatch.reporting.differing import measured_differently
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
 from hfpatch.reporting.facts import digest, evaluation_text, gguf_text, provenance_facts, settings_text
 from hfpatch.reporting.numbers import (
@@ -26,7 +27,7 @@ from hfpatch.reporting.numbers import (
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import PRODUCTS
 from hfpatch.results.evaluation import EvaluationResults
-from hfpatch.results.identity import FREE_SETTINGS, OF_BASE, OF_TASK, base_identity, computed_differently, task_identity
+from hfpatch.results.identity import base_identity
 from hfpatch.results.parts import Comparison, TaskResult
 from hfpatch.results.verdicts import Verdict
 
@@ -149,7 +150,7 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
     Scores share a line where documents, version of the task and number of examples are the same. Of several evaluations
     the prompts must be the same too; in one they may differ, as each model has its own template.
     """
-    variants = {}
+    variants, models = {}, {}
     for source, results in sources.items():
         for label, variant in results.variants.items():
             if len(sources) == 1:
@@ -157,22 +158,24 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
                 name = results.model["name"] if bare else label
             else:
                 name = source if len(results.variants) == 1 else f"{source}: {label}"
-            variants[name] = variant
+            variants[name], models[name] = variant, base_identity(variant.model or results.model)
     caption = "Value and standard error over documents."
     if len(sources) > 1:
         caption += (
             " Scores share a line where they are of the same documents, the same version of the task and as many "
             "examples, asked with the same prompts; nothing was tested across evaluations."
         )
-    cut = _cut_differently(sources)
+    tokens: dict[tuple[str, Any, str], list[str]] = {}
     cells: dict[str, dict[_Line, str]] = {}
     for label, variant in variants.items():
         data_of = {}
         for task, score in variant.scores.items():
-            # of several evaluations the prompts and the code of a task count too
-            identities = task_identity(score).items()
-            identity = [str(value) for key, value in identities if key != "tokens_sha256" or task in cut]
-            data_of[task] = " ".join(identity) if len(sources) > 1 else score.data_sha256
+            data_of[task] = score.data_sha256
+            if len(sources) > 1:  # the prompts and the code of a task count too, and other tokens of one tokenizer
+                tokenizer = models[label]["tokenizer"] or models[label]["base_weights"]
+                cuts = tokens.setdefault((task, tokenizer, score.prompts_sha256), [])
+                cuts += [score.tokens_sha256] * (score.tokens_sha256 not in cuts)
+                data_of[task] += f" {score.prompts_sha256} {score.task_sha256} {cuts.index(score.tokens_sha256)}"
         cells[label] = {}
         for result in variant.rows:
             if isinstance(result, TaskResult):
@@ -198,17 +201,6 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
     return Table("scores", "Scores", tuple(columns), tuple(rows), caption)
 
 
-def _cut_differently(sources: Mapping[str, EvaluationResults]) -> set[str]:
-    """Return the tasks whose prompts became other tokens of one tokenizer; models differ in their tokens anyway."""
-    tokens: dict[tuple[str, Any, Any], set[str | None]] = {}
-    for evaluation in sources.values():
-        for variant in evaluation.variants.values():
-            tokenizer = base_identity(variant.model or evaluation.model)["tokenizer"]
-            for task, score in variant.scores.items() if tokenizer is not None else ():
-                tokens.setdefault((task, tokenizer, score.prompts_sha256), set()).add(score.tokens_sha256)
-    return {task for (task, *_), hashes in tokens.items() if len(hashes) > 1}
-
-
 def value_text(value: float) -> str:
     """Format a score, or its standard error: with four decimals, of tiny and huge ones with two or four digits."""
     if 0 < abs(value) < 5e-4:
@@ -218,7 +210,7 @@ def value_text(value: float) -> str:
 
 def joint_evaluation_document(sources: Mapping[str, EvaluationResults]) -> Document:
     """Return the scores of several evaluations by label in one table, their differences in method, and parts."""
-    table, differing = score_table_of(sources), tuple(_differing(sources))
+    table, differing = score_table_of(sources), tuple(measured_differently(sources))
     variants = [variant for evaluation in sources.values() for variant in evaluation.variants.values()]
     opening = [Section("results", "Scores", (table,))]
     if differing:
@@ -239,54 +231,3 @@ def joint_evaluation_document(sources: Mapping[str, EvaluationResults]) -> Docum
         closing=(citation_section(sources.values()),),
         summary=(table, Sentences(differing)),
     )
-
-
-def _differing(sources: Mapping[str, EvaluationResults]) -> Iterator[str]:
-    """Yield the differences between evaluations: settings that change scores, models and documents."""
-    yield from settings_differing({title: evaluation.settings for title, evaluation in sources.items()})
-    models: dict[tuple[Any, ...], list[str]] = {}
-    for title, evaluation in sources.items():
-        model = evaluation.model
-        models.setdefault((model.get("name"), model.get("sha256"), model.get("dtype")), []).append(title)
-    if len(models) > 1:
-        named = (f"{listed(titles)} {name} in {dtype}" for (name, _, dtype), titles in models.items())
-        yield f"The models differ: {'; '.join(named)}."
-    # other differences between models of the same weights
-    by_weights: dict[Any, dict[str, dict[str, Any]]] = {}
-    for title, evaluation in sources.items():
-        for label, variant in evaluation.variants.items():
-            facts = variant.model or evaluation.model
-            name = title if variant.model is None else f"{title}: {label}"
-            by_weights.setdefault(facts.get("sha256"), {})[name] = base_identity(facts)
-    for bases in by_weights.values():
-        for key, what in {**OF_BASE, "loading": "way of loading"}.items():
-            values = {name: base.get(key) for name, base in bases.items()}
-            if len(set(map(repr, values.values()))) > 1:
-                yield f"The {what} of {listed(list(values))} is not the same; their weights are the same."
-    # documents, prompts and code of the tasks
-    hashes: dict[tuple[str, str], set[str]] = {}
-    for evaluation in sources.values():
-        for variant in evaluation.variants.values():
-            for task, score in variant.scores.items():
-                for name, value in task_identity(score).items():
-                    hashes.setdefault((task, name), set()).add(value)
-    cut = _cut_differently(sources)
-    for (task, name), digests in hashes.items():
-        if len(digests) == 1 or (name == "tokens_sha256" and task not in cut):
-            continue
-        if name == "data_sha256":
-            yield f"{task} was scored on {len(digests)} different sets of documents, which have lines of their own."
-        else:
-            yield f"{task}: its {OF_TASK[name]} are {len(digests)} different ones, which have lines of their own."
-    computed = {title: evaluation.provenance.get("computed_with") for title, evaluation in sources.items()}
-    yield from computed_differently({title: values for title, values in computed.items() if isinstance(values, dict)})
-
-
-def settings_differing(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the settings that change scores and differ between evaluations, by label."""
-    kept = {title: {k: v for k, v in options.items() if k not in FREE_SETTINGS} for title, options in settings.items()}
-    for key in dict.fromkeys(key for options in kept.values() for key in options):
-        values = {title: options.get(key) for title, options in kept.items()}
-        if len(set(map(repr, values.values()))) > 1:
-            shown = (f"{title} {settings_text({key: value}) or f'{key} not set'}" for title, value in values.items())
-            yield f"Settings differ: {', '.join(shown)}."

@@ -18,7 +18,6 @@ from hfpatch.reporting.comparison.answer import answer, headline_table
 from hfpatch.reporting.comparison.document import RunData, comparison_document, read_material
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.forest import forest_figure
-from hfpatch.reporting.comparison.merging import checks_of
 from hfpatch.reporting.comparison.tables import results_csv, score_table
 from hfpatch.reporting.document import Document
 from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document, joint_evaluation_document, score_table_of
@@ -149,6 +148,7 @@ def labels(run_dirs: Sequence[Path]) -> dict[str, Path]:
 
 
 def _write(out: Path, material: Sequence[RunData], *, pdf: bool) -> Report:
+    csv = results_csv({run.title: run.results for run in material})
     # the headline and the scores of each run, as tables with the meaning of their marks
     tables = ["% needs \\usepackage{booktabs}\n"]
     for index, run in enumerate(material, 1):
@@ -158,13 +158,12 @@ def _write(out: Path, material: Sequence[RunData], *, pdf: bool) -> Report:
             title = f"{run.title or run.results.name}: {table.title.lower()}."
             tables.append(latex(table, caption=" ".join(filter(None, (title, words, run.note)))))
     material = [replace(run, drawn=draw(run.shown)) for run in material]
-    results = {run.title: run.results for run in material}
-    document = comparison_document(material, checks_of(list(results.values())) if len(material) > 1 else ())
+    document = comparison_document(material)
     of_parts = zip(document.parts, material, strict=True)
     named = {f"{part.prefix}{name}": figure for part, run in of_parts for name, figure in run.drawn.items()}
     if len(material) == 1 and (summary := forest_figure(material[0].shown, title=True)) is not None:
         named[SUMMARY] = summary
-    return write_document(document, out, csv=results_csv(results), tex="\n".join(tables), drawn=named, pdf=pdf)
+    return write_document(document, out, csv=csv, tex="\n".join(tables), drawn=named, pdf=pdf)
 
 
 def write_document(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hfpatch.errors import listed
 from hfpatch.recipes.base import NOT_IDENTITY
 from hfpatch.results.parts import Task
 
@@ -46,6 +47,10 @@ FREE_SETTINGS = {"tasks", "include_path", "batch_size", "token_budget", "allow_u
 """Settings of an evaluation in which runs may differ without any effect on a score of the same task."""
 
 
+Respect = tuple[str, ...]
+"""In what runs may differ, in words, and the conditions on which they are asked about it."""
+
+
 def task_identity(score: Task) -> dict[str, str]:
     """Return the identity of the scores on a task."""
     return {name: getattr(score, name) for name in OF_TASK}
@@ -69,25 +74,35 @@ def base_identity(model: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def differing(runs: Mapping[str, Mapping[Respect, str]]) -> Iterator[str]:
+    """Yield a sentence for each respect in which runs are not the same, with the labels of the runs behind each value.
+
+    A run without a value, or with an empty one, has none. Of a respect with conditions, only runs with these are asked.
+
+    Args:
+        runs: label -> respect -> value in words.
+    """
+    for respect in dict.fromkeys(respect for run in runs.values() for respect in run):
+        labels: dict[str, list[str]] = {}
+        for label, run in runs.items():
+            if respect in run or len(respect) == 1:
+                labels.setdefault(run.get(respect) or "none", []).append(label)
+        if len(labels) > 1:
+            yield f"{respect[0]}: {'; '.join(f'{value} ({listed(names)})' for value, names in labels.items())}."
+
+
 def computed_differently(computed: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield a sentence for each way in which runs were computed differently.
 
     Args:
         computed: the values of :data:`COMPUTED_WITH` by run, where a run has them.
     """
-    for key, what in COMPUTED_WITH.items():
-        values = {name: run.get(key) for name, run in computed.items()}
-        # Of mappings, such as the versions of libraries, only the entries that are not the same in all
-        mappings = [value for value in values.values() if isinstance(value, Mapping)]
-        entries = dict.fromkeys(entry for mapping in mappings for entry in mapping)
-        differing = [entry for entry in entries if len({repr(mapping.get(entry)) for mapping in mappings}) > 1]
-        by_text: dict[str, list[str]] = {}
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                text = ", ".join(f"{entry} {value.get(entry)}" for entry in differing) or "the same"
-            else:  # a hash is recognised by its first characters
-                text = "unknown" if value is None else str(value)[: 12 if key.endswith("sha256") else None]
-            by_text.setdefault(text, []).append(name)
-        if len(by_text) > 1:
-            listing = "; ".join(f"{text}: {', '.join(names)}" for text, names in by_text.items())
-            yield f"Scores were computed with another {what}: {listing}."
+    runs: dict[str, dict[Respect, str]] = {label: {} for label in computed}
+    for label, values in computed.items():
+        for key, what in COMPUTED_WITH.items():
+            value = values.get(key)
+            entries = value if isinstance(value, Mapping) else {"": value}
+            for entry, one in entries.items():
+                words = f"Scores were computed with another {what}{f', {entry}' if entry else ''}"
+                runs[label][words,] = "" if one is None else str(one)[: 12 if key.endswith("sha256") else None]
+    yield from differing(runs)

@@ -107,7 +107,7 @@ def test_hostile_text_is_shown_and_never_run(visit):
     assert '<script>alert("1")</script>' in page.locator("ul.warnings").first.inner_text()
     assert page.locator("script").count() == 1
     page = visit("joint")
-    assert '<img src=x onerror=alert("path")>' in page.locator("#comparability").inner_text()
+    assert '<img src=x onerror=alert("path")>' in page.locator("p.run").first.inner_text()
     assert page.locator("img").count() == 0
 
 

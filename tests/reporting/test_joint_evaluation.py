@@ -55,8 +55,10 @@ def test_scores_of_the_same_documents_share_a_line(evaluated, alone):
     rows = cells(score_table_of({"x": alone, "y": changed}))
     shown = [row[5:] for row in rows if row[0] == "cloze" and row[3] == "acc"]
     assert shown == [("0.7500 ± 0.0123", "–"), ("–", "0.7500 ± 0.0123")]
-    (sentence,) = (text for text in differing(alone, changed) if "cloze" in text)
-    assert sentence == "cloze was scored on 2 different sets of documents, which have lines of their own."
+    assert differing(alone, changed) == [
+        "Tasks: cloze, page (x); cloze (y).",
+        f"cloze, documents: {'d' * 16}… (x); {'f' * 16}… (y).",
+    ]
 
 
 @pytest.mark.parametrize(("tokenizers", "lines"), [(("t", "t"), 2), (("t", "u"), 1)])
@@ -71,7 +73,7 @@ def test_prompts_that_became_other_tokens_of_one_tokenizer_have_lines_of_their_o
         )
     rows = [row for row in cells(score_table_of(dict(zip("xy", both, strict=True)))) if row[3] == "acc"]
     assert len(rows) == lines
-    assert sum("tokens of the prompts are 2 different ones" in text for text in differing(*both)) == lines - 1
+    assert sum("cloze, tokens of the prompts: " in text for text in differing(*both)) == lines - 1
 
 
 def test_limits_of_tasks_and_what_differs(evaluated, alone):
@@ -79,9 +81,11 @@ def test_limits_of_tasks_and_what_differs(evaluated, alone):
     assert evaluation_text(settings) == "tasks [cloze, page (limit 5)], limit 40"
     other = {**evaluated.model, "name": "other", "dtype": "bfloat16"}
     assert differing(evaluated, alone, alone.model_copy(update={"model": other})) == [
-        "Settings differ: x limit 1234, y limit 7, z limit 7.",
-        "Settings differ: x system_instruction not set, y system_instruction Brief, z system_instruction Brief.",
-        "The models differ: x and y small/llama in float32; z other in bfloat16.",
+        f"Frozen model: small/llama, float32, {'ab' * 8}… (x and y); other, bfloat16, {'ab' * 8}… (z).",
+        "Tasks: cloze (x); cloze, page (y and z).",
+        "cloze, measure: acc on 1234 documents by passage (x); acc on 1234 documents (y and z).",
+        "Evaluation, limit: 1234 (x); 7 (y and z).",
+        "Evaluation, system_instruction: none (x); Brief (y and z).",
     ]
     assert differing(alone, alone) == []
 

@@ -4,17 +4,18 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from reporting.big import write_big_run
-from reporting.conftest import with_pairs
+from reporting.conftest import example, with_pairs, write_run
 from reporting.study_example import write_study
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting import write_report
 from hfpatch.reporting.numbers import MOST_METHODS
-from hfpatch.reporting.report import document_of
+from hfpatch.reporting.report import default_out, document_of
 from hfpatch.results.folder import load_results
 
 DRAWN = ("differences", "training")
@@ -122,6 +123,41 @@ def test_a_report_of_some_methods_has_the_verdicts_of_the_whole(run_dir, raw, tm
         write_report([run_dir], out, methods=["loar"])
     with pytest.raises(HfpatchError, match="there are 2; report each by itself"):
         write_report([run_dir, run_dir], out, methods=["lora"])
+
+
+def test_several_runs_have_their_parts_below_what_differs(tmp_path):
+    first, other = example(), example()
+    other["model"]["sha256"] = "f" * 64
+    other["training"]["lr"] = 1.0
+    folders = [write_run(tmp_path / name, raw) for name, raw in (("first", first), ("second", other))]
+    report = write_report(folders, tmp_path / "joint")
+    page, text = report.html.read_text(), report.markdown.read_text()
+    assert page.count('<section id="run1-') == page.count('<section id="run2-') == 6
+    assert page.index('id="differing"') < page.index('id="run1-headline"') < page.index('id="run2-headline"')
+    assert text.index("How they were measured") < text.index("How they were trained") < text.index("# Run first")
+    assert "none was tested across runs" in text
+    assert not [folder for folder in folders if (folder / "report.html").exists()]
+    assert report.tex.read_text().count(r"\begin{tabular}") == 4
+    assert report.csv.read_text().startswith("run,method,seed,")
+    assert {path.name for path in report.figures} >= {"run1-differences.svg", "run2-differences.svg"}
+
+
+def test_labels_are_the_shortest_ends_that_differ_as_are_folders(tmp_path):
+    folders = [write_run(tmp_path / name / "run", example()) for name in ("a", "b")]
+    assert "# Run a/run" in write_report(folders, tmp_path / "joint").markdown.read_text()
+    assert default_out([tmp_path / "first-1", tmp_path / "a b<c>"]) == Path("runs/report-first-1+a_b_c_")
+
+
+def test_refusals(tmp_path):
+    first, second = (write_run(tmp_path / name, example()) for name in ("first", "second"))
+    with pytest.raises(HfpatchError, match="named twice"):
+        write_report([first, first], tmp_path / "joint")
+    with pytest.raises(HfpatchError, match="no folder of a run"):
+        write_report([], tmp_path / "joint")
+    with pytest.raises(HfpatchError, match="is a run"):
+        write_report([first, second], first)
+    with pytest.raises(HfpatchError, match="no run here"):
+        write_report([first, tmp_path], tmp_path / "joint")
 
 
 def test_labels_are_shown_and_are_no_keys(run_dir, raw):

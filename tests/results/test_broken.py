@@ -11,7 +11,7 @@ from reporting.conftest import document_of, tuned_example, with_pairs
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import run_card
-from hfpatch.reporting.comparison.merging import checks_of
+from hfpatch.reporting.differing import measured_differently, trained_differently
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
 from hfpatch.results.folder import load_results
@@ -50,4 +50,5 @@ def test_a_broken_file_is_a_report_or_one_line(tmp_path, changes):
     document = document_of(results)
     for text in (html(document), markdown(document), run_card(results)):
         assert text
-    assert checks_of([results, results])
+    pair = {"a": results, "b": results}
+    assert [*measured_differently(pair), *trained_differently(pair)] == []

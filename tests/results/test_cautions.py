@@ -110,7 +110,7 @@ def test_another_class_is_named_in_full_but_not_between_the_variants_of_a_study(
             "code_sha256": "c" * 64,
         }
     (caution,) = cautions_of(recipe, results)
-    assert "another class of the model: baselineForCausalLM: baseline, seed 0; aForCausalLM: a, seed 0." in caution
+    assert "another class of the model: baselineForCausalLM (baseline, seed 0); aForCausalLM (a, seed 0)." in caution
     assert cautions_of(recipe, {**results, "study": {"baseline": "baseline"}}) == []
 
 

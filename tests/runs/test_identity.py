@@ -30,7 +30,7 @@ from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.recipes.tuning import TuningSettings
-from hfpatch.reporting.comparison.merging import SAME, checks_of
+from hfpatch.reporting.differing import measured_differently, trained_differently
 from hfpatch.reporting.explorer.entries import entries
 from hfpatch.reporting.explorer.page import Source, explorer_document
 from hfpatch.reporting.html import html
@@ -372,7 +372,7 @@ def test_a_setting_that_changes_a_score_is_told_apart_in_all_places(folder, scor
         with pytest.raises(HfpatchError, match="its scores on own_"):
             check_scores(tmp_path / "result.json", new)
     # a joint report and the explorer
-    assert [check for check in checks_of([first, second]) if check.decides and check.verdict != SAME]
+    assert [*measured_differently({"first": first, "second": second})]
     axes = [{entry.axis for entry in entries(results)} for results in (first, second)]
     assert axes[0] != axes[1]
 
@@ -409,8 +409,8 @@ def test_reports_of_several_runs_show_each_thing_on_the_list(change, name):
     raw, other = example(), copy.deepcopy(example())
     change(other, name)
     runs = {"first": ComparisonResults.model_validate(raw), "second": ComparisonResults.model_validate(other)}
-    (check,) = (check for check in checks_of([*runs.values()]) if check.verdict != SAME)
-    assert check.decides == (change is with_task or name not in ("tokenizer", *COMPUTED_WITH))
+    assert [*measured_differently(runs)]
+    assert not [*trained_differently(runs)]
     shown = html(explorer_document([Source(label, results) for label, results in runs.items()]))
     alike = html(explorer_document([Source(label, runs["first"]) for label in runs]))
     assert shown != alike
@@ -499,7 +499,7 @@ def test_a_run_resumes_with_no_other_value_of_a_key_that_decides(section, key, t
         for chosen, facts in ((first, raw), (second, other)):
             facts["training"] = chosen.training.model_dump(mode="json")
         runs = {"a": ComparisonResults.model_validate(raw), "b": ComparisonResults.model_validate(other)}
-        assert [check for check in checks_of([*runs.values()]) if check.verdict == "differs"] or key == "seeds"
+        assert [*trained_differently(runs)] or key == "seeds"
         if key != "seeds":
             assert html(explorer_document([Source(k, v) for k, v in runs.items()])) != html(
                 explorer_document([Source(k, runs["a"]) for k in runs])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from hfpatch.reporting.comparison.answer import (
 from hfpatch.reporting.comparison.attribution import attribution
 from hfpatch.reporting.comparison.figures import FIGURES, figure_block
 from hfpatch.reporting.comparison.frontier import budget_table, frontier_blocks
-from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.retention import answers_table, retention_table
 from hfpatch.reporting.comparison.tables import (
     difference_table,
@@ -32,11 +31,17 @@ from hfpatch.reporting.comparison.tables import (
     seed_table,
 )
 from hfpatch.reporting.comparison.tuning import tuning_sections
+from hfpatch.reporting.differing import measured_differently, trained_differently
 from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.support.files import printable
+
+_SEVERAL = (
+    "Each difference is the paired one of its own run; none was tested across runs. Scores of runs that were measured "
+    "alike can be compared. What is not named here is the same in all, as far as it is recorded."
+)
 
 
 @dataclass(frozen=True)
@@ -69,32 +74,18 @@ def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunD
     return RunData(label, results, left_out)
 
 
-def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = ()) -> doc.Document:
-    """Build the document of one comparison, or of several side by side.
-
-    ``checks`` say whether several runs agree, in each respect.
-    """
+def comparison_document(material: Sequence[RunData]) -> doc.Document:
+    """Build the document of one comparison, or of several side by side, with what differs between them."""
     first, results = material[0], [run.shown for run in material]
     several = len(material) > 1
-    compared: list[doc.Section] = []
-    if checks:  # whether the runs agree
-        apart = ", ".join(check.what.lower() for check in checks if check.decides and check.verdict != "same")
-        other = [check.what.lower() for check in checks if not check.decides and check.verdict != "same"]
-        differ = f"They differ, or are not known to agree, in: {', '.join(other)}."
-        words = (
-            f"The scores of these runs cannot be compared, because they do not agree in: {apart}."
-            if apart
-            else "These runs measured the same frozen model on the same documents. Each difference is the paired one "
-            f"of its own run; none was tested across runs. {differ if other else 'They agree in all else.'}"
-        )
-        rows: list[tuple[str | doc.Cell, ...]] = []
-        for check in checks:
-            tone: doc.Tone = "better" if check.verdict == "same" else "worse" if check.decides else "not tested"
-            verdict = doc.Cell((check.verdict,), tone)
-            rows.append((check.what, verdict, *check.values, check.consequence or NOTHING))
-        headings = "of the runs", "verdict", *(run.title for run in material), "what follows"
-        table = replace(doc.Table.of("common", "What the runs have in common", headings, rows), heading=False)
-        compared.append(doc.Section("comparability", "Comparability", (doc.Text(words), table)))
+    opening: tuple[doc.Section, ...] = ()
+    if several:
+        runs = {run.title: run.results for run in material}
+        measured, trained = tuple(measured_differently(runs)), tuple(trained_differently(runs))
+        blocks: list[doc.Block] = [doc.Text(_SEVERAL)]
+        blocks += [doc.Sentences(measured, "How they were measured")] if measured else []
+        blocks += [doc.Sentences(trained, "How they were trained")] if trained else []
+        opening = (doc.Section("differing", "What differs between the runs", tuple(blocks)),)
     bases = [run.study.baseline if run.study else str(run.model.get("name") or NOTHING) for run in results]
     times = [time for run in results if isinstance(time := run.provenance.get("wall_s"), int | float)]
     notes = doc.Sentences((*first.missing, *cautions(first.shown)), brief=True)
@@ -110,7 +101,7 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
             ("Protocol", ", ".join(dict.fromkeys(run.protocol.replace("_", " ") for run in results))),
             ("Wall time", duration(sum(times)) if times else NOTHING),
         ),
-        opening=tuple(compared),
+        opening=opening,
         parts=tuple(
             doc.Part(tuple(_sections(run)), run.title, f"run{index}-" if several else "")
             for index, run in enumerate(material, 1)

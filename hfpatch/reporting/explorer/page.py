@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 from hfpatch.errors import HfpatchError
+from hfpatch.reporting.differing import evaluated_differently
 from hfpatch.reporting.document import Column, Document, Explorer, Part, Row, Section, Sentences, Table, Text
-from hfpatch.reporting.evaluation import settings_differing
 from hfpatch.reporting.explorer.entries import Entry, entries
 from hfpatch.reporting.facts import digest, settings_text
 from hfpatch.reporting.html import html
@@ -21,7 +21,6 @@ from hfpatch.results.cautions import baseline_cautions
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.evaluation import EvaluationResults
 from hfpatch.results.folder import RESULTS, Results, load_results
-from hfpatch.results.identity import computed_differently
 from hfpatch.support.files import write_text
 
 _READING = (
@@ -99,10 +98,8 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
     """Build the page's document from runs; ``left_out`` says which folders could not be read."""
     of_run = {source.label: entries(source.results) for source in sources}
     every = [entry for run_entries in of_run.values() for entry in run_entries]
-    # the table of the runs, what is missing, and differences in settings and computation
+    # the table of the runs, and what is missing
     missing, rows = [*left_out], []
-    settings: dict[str, Mapping[str, Any]] = {}
-    computed: dict[str, Any] = {}
     for source in sources:
         label, results = source.label, source.results
         listed, complete = of_run[label], getattr(results, "complete", True)
@@ -114,14 +111,9 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
             missing.append(f"{label}: the run is not complete.")
         if isinstance(results, ComparisonResults):
             missing += [f"{label}: {caution}" for caution in baseline_cautions(results)]
-            made = [run.computed_with for method in results.methods.values() for run in method.runs.values()]
-            settings[label], computed[label] = results.evaluation, made[0] if made else None
-        elif isinstance(results, EvaluationResults):
-            settings[label], computed[label] = results.settings, results.provenance.get("computed_with")
         if not source.report:
             missing.append(f"{label}: it has no report.html to open; hfpatch report writes it.")
-    computations = {label: computation for label, computation in computed.items() if isinstance(computation, Mapping)}
-    differing = (*settings_differing(settings), *computed_differently(computations))
+    differing = tuple(evaluated_differently({source.label: source.results for source in sources}))
     columns = tuple(Column(name, number=name in ("methods", "tasks", "better", "seeds")) for name in _RUNS)
     caption = "Better: how many methods are significantly better than the base on at least one task and metric."
     table = Table("every-run", "Runs", columns, tuple(rows), caption, heading=False, search=True)

@@ -8,8 +8,8 @@ from reporting.study_example import study
 
 from hfpatch.reporting.cards import run_card
 from hfpatch.reporting.comparison.answer import lead
-from hfpatch.reporting.comparison.merging import checks_of
 from hfpatch.reporting.comparison.tuning import chosen_facts, tuning_csv, tuning_figure
+from hfpatch.reporting.differing import trained_differently
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.theme import report_style
@@ -141,6 +141,5 @@ def test_a_loss_far_above_the_others_does_not_flatten_them(tuned):
 
 def test_cards_and_joint_reports_say_it_too(tuned, results):
     assert "Each method at its best of 3 rates: the choice may" in run_card(tuned)
-    check = next(check for check in checks_of([tuned, results]) if check.what == "Tuning")
-    assert check.values == ("40 steps with seed 1000 at each of 0.001, 0.01, 0.1", "none")
-    assert check.verdict == "differs"
+    expected = "Tuning: 40 steps with seed 1000 at each of 0.001, 0.01, 0.1 (a); none (b)."
+    assert expected in trained_differently({"a": tuned, "b": results})

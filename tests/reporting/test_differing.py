@@ -1,0 +1,112 @@
+"""What a report of several runs says of their differences: all that differs, and nothing else."""
+
+import copy
+
+import pytest
+from reporting.conftest import example
+
+from hfpatch.reporting.differing import measured_differently, trained_differently
+from hfpatch.results.comparison import ComparisonResults
+
+
+def both(change, first=lambda raw: None):
+    """Return the sentences on how two runs were measured and trained, of which the second is changed."""
+    runs = {}
+    for label, changed in (("one", first), ("two", change)):
+        changed(raw := copy.deepcopy(example()))
+        runs[label] = ComparisonResults.model_validate(raw)
+    return [*measured_differently(runs)], [*trained_differently(runs)]
+
+
+def computed(raw, name, value):
+    for method in raw["methods"].values():
+        for run in method["runs"].values():
+            run["computed_with"][name] = value
+
+
+BASE = "tinyworld/gpt-neox, {}, {}…"
+MEASURED = {
+    "weights": (
+        lambda raw: raw["model"].update(sha256="f" * 64),
+        f"Frozen model: {BASE.format('float32', 'a' * 16)} (one); {BASE.format('float32', 'f' * 16)} (two).",
+    ),
+    "dtype": (
+        lambda raw: raw["model"].update(dtype="bfloat16"),
+        f"Frozen model: {BASE.format('float32', 'a' * 16)} (one); {BASE.format('bfloat16', 'a' * 16)} (two).",
+    ),
+    "loading": (
+        lambda raw: raw["model"].update(loading={"load_in_4bit": True}),
+        "Way of loading, of the same weights: none (one); load_in_4bit on (two).",
+    ),
+    "documents": (
+        lambda raw: raw["tasks"]["tinyworld_cloze"].update(data_sha256="e" * 64),
+        f"tinyworld_cloze, documents: {'d' * 16}… (one); {'e' * 16}… (two).",
+    ),
+    "groups": (
+        lambda raw: raw["tasks"]["tinyworld_cloze"].update(clusters={"column": "passage", "groups": 9}),
+        "tinyworld_cloze, measure: acc on 400 documents (one); acc on 400 documents by passage (two).",
+    ),
+    "tasks": (
+        lambda raw: raw["tasks"].pop("tinyworld_text"),
+        "Tasks: tinyworld_cloze, tinyworld_endings, tinyworld_text (one); tinyworld_cloze, tinyworld_endings (two).",
+    ),
+    "setting": (
+        lambda raw: raw["evaluation"].update(max_length=16),
+        "Evaluation, max_length: none (one); 16 (two).",
+    ),
+    "version": (
+        lambda raw: computed(raw, "versions", {"torch": "2.14.0"}),
+        "Scores were computed with another versions of libraries, torch: 2.13.0 (one); 2.14.0 (two).",
+    ),
+}  # fmt: skip
+TRAINED = {
+    "rate": (lambda raw: raw["training"].update(lr=1.0), "Training, lr: 0.001 (one); 1.0 (two)."),
+    "text": (
+        lambda raw: raw["data"].update(sha256="f" * 64),
+        f"Training text: {'b' * 16}… (one); {'f' * 16}… (two).",
+    ),
+    "batches": (
+        lambda raw: raw["plan"]["0"].update(sha256="f" * 64),
+        f"Batch plan of seed 0: {'0' * 16}… (one); {'f' * 16}… (two).",
+    ),
+    "commit": (
+        lambda raw: raw["provenance"].update(commit="f" * 40),
+        f"Commit: {example()['provenance']['commit']} (one); {'f' * 40} (two).",
+    ),
+    "not recorded": (lambda raw: raw["provenance"].pop("device"), "Device: cpu (one); none (two)."),
+}
+
+
+@pytest.mark.parametrize(("change", "sentence"), MEASURED.values(), ids=MEASURED)
+def test_what_was_measured_differently_is_named_alone(change, sentence):
+    assert both(change) == ([sentence], [])
+
+
+@pytest.mark.parametrize(("change", "sentence"), TRAINED.values(), ids=TRAINED)
+def test_what_was_trained_differently_is_named_alone(change, sentence):
+    assert both(change) == ([], [sentence])
+
+
+def test_of_equal_runs_nothing_is_named_nor_settings_that_change_no_score():
+    assert both(lambda raw: raw["evaluation"].update(batch_size=2)) == ([], [])
+
+
+@pytest.mark.parametrize(("tokens", "tokenizer", "named"), [("c", "t", False), ("d", "t", True), ("d", "u", False)])
+def test_other_tokens_of_the_same_prompts_count_with_the_same_tokenizer(tokens, tokenizer, named):
+    """As another max_length makes them, which cuts whole texts in other windows."""
+
+    def cut(raw, tokens, tokenizer):
+        raw["model"]["identity"]["tokenizer"] = tokenizer
+        raw["tasks"]["tinyworld_cloze"].update(tokens_sha256=tokens * 64)
+
+    measured, _ = both(lambda raw: cut(raw, tokens, tokenizer), lambda raw: cut(raw, "c", "t"))
+    assert any("tokens of the prompts" in sentence for sentence in measured) == named
+
+
+def test_other_weights_are_not_asked_about_code_and_configuration():
+    def changed(raw):
+        raw["model"]["sha256"] = "f" * 64
+        raw["model"]["identity"] = dict.fromkeys(raw["model"]["identity"], "f" * 64)
+
+    ((sentence,), _) = both(changed)
+    assert sentence.startswith("Frozen model: ")
