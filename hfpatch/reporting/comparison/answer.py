@@ -6,12 +6,10 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from statistics import fmean
 
 from hfpatch.errors import listed
 from hfpatch.recipes import pairs
 from hfpatch.recipes.budgets import budget_in, family_of
-from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.reporting.comparison.forest import (
     ANOTHER,
     AT_RATES_TRIED,
@@ -29,7 +27,6 @@ from hfpatch.reporting.numbers import (
     MINUS,
     NOTHING,
     Change,
-    decimal,
     diverged_text,
     gain_of,
     gain_on,
@@ -40,9 +37,7 @@ from hfpatch.reporting.numbers import (
     outcome_of,
     ratio,
     short_count,
-    signed,
     signed_size,
-    significant,
     size_text,
     task_text,
     unit_text,
@@ -50,7 +45,6 @@ from hfpatch.reporting.numbers import (
 )
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import ALPHA, reach
-from hfpatch.results.parts import NATS_PER_TOKEN
 from hfpatch.results.verdicts import INCOMPLETE, Verdict
 
 _MOST_SENTENCES = 6  # of more pairs, a sentence for each outcome names them
@@ -303,12 +297,8 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
     compared = [(name, other) for name, other in controls.items() if other is not None]
     others = {other for _, other in compared}
     shared = next(iter(others)) if len(others) == 1 else loras_text(results, compared)
-    columns: list[_Column] = [(Column("method"), order)]
-    if task is not None and results.study is not None:
-        order = [str(results.baseline), *order]
-        controls |= {order[0]: None}
-        columns = [(Column("variant"), order), *_losses(results, order)]
-    elif task is not None:
+    columns: list[_Column] = [(Column(results.noun), order)]
+    if task is not None:
         units = [unit_text(results.deciding[task].metric, gain.scale) for gain in gains.values()]
         gain_cells = [signed_size(gains[name]) if name in gains else NOTHING for name in order]
         columns.append((Column("gain", (task_text(task), *units[:1]), number=True, tip=_GAIN), gain_cells))
@@ -327,9 +317,7 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
     table = Table("headline", "Headline", shown, rows, heading=False).with_values()
     if terminal:
         return _for_terminal(table)
-    if results.study is None:
-        return replace(table, caption=" ".join([_LEGEND, *table.notes(_EXPLAINED | _OF_RATIOS)]))
-    return replace(table, caption=" ".join([_LEGEND_OF_STUDY, *table.notes(_EXPLAINED)]))
+    return replace(table, caption=" ".join([_LEGEND, *table.notes(_EXPLAINED)]))
 
 
 def _for_terminal(table: Table) -> Table:
@@ -358,27 +346,7 @@ def _sizes(results: ComparisonResults, order: Sequence[str], controls: Mapping[s
     ]
 
 
-def _losses(results: ComparisonResults, order: Sequence[str]) -> list[_Column]:
-    """Return of models from scratch the loss, and the share of the baseline's that is saved."""
-    baseline, *variants = (results.by_seed(name, HELD_OUT, NATS_PER_TOKEN) for name in order)
-    losses, counts = list[str](), {len(scores) for scores in (baseline, *variants) if scores}
-    for scores in (baseline, *variants):
-        # Means over other seeds do not compare
-        seeds = f" ({len(scores)} seed{'s' * (len(scores) != 1)})" if len(counts) > 1 else ""
-        losses.append(f"{decimal(fmean(scores.values()), 4)}{seeds}" if scores else NOTHING)
-    saved = [NOTHING]
-    for variant in variants:  # over the seeds of both, as seeds differ by more than variants
-        shared = variant.keys() & baseline.keys()
-        ours, theirs = (sum(scores[seed] for seed in shared) for scores in (variant, baseline))
-        saved.append(f"{signed(100 * (1 - ours / theirs), 2)} %" if theirs else NOTHING)
-    return [
-        (Column("loss", (task_text(HELD_OUT), metric_text(NATS_PER_TOKEN)), number=True), losses),
-        (Column("improvement", number=True, tip=_IMPROVEMENT, rank=2), saved),
-    ]
-
-
-_IMPROVEMENT = "The share of the baseline's loss that is saved; above 0 is better. The next column has its test."
-_GAIN = "The difference to the base, above 0 is better. Gains of different methods are compared in the next column."
+_GAIN = "The difference to the baseline, above 0 is better. Gains are compared with each other in the next column."
 _AGAINST = "The paired difference with the interval of its outcome, above 0 is better."
 
 
@@ -464,11 +432,8 @@ _OTHERS = "Exploratory. Alone: its plain 95 % interval excludes 0, and the corre
 
 
 def _costs(results: ComparisonResults, order: Sequence[str], controls: Mapping[str, str | None]) -> list[_Column]:
-    """Return the columns of cost: time of a step and peak memory over those of the control, and merging.
-
-    Of a study, whose steps were not measured side by side, the seconds of a step, the mean over seeds.
-    """
-    times, memory, folds, seconds = list[str](), list[str](), list[str](), list[str]()
+    """Return the columns of cost: time of a step and peak memory over those of the control, and merging."""
+    times, memory, folds = list[str](), list[str](), list[str]()
     for name in order:
         cost, control = results.methods[name].cost, controls[name]
         other = results.methods[control].cost if control is not None else None
@@ -477,29 +442,22 @@ def _costs(results: ComparisonResults, order: Sequence[str], controls: Mapping[s
         times.append(f"{ratio(cost.steps_over(other))} ×{mark}" if cost and other else NOTHING)
         memory.append(NOTHING if over is None else f"{ratio(over)} ×")
         folds.append({True: "yes", False: "no", None: NOTHING}[results.methods[name].merges])
-        trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
-        steps = [train.wall_s / train.steps for train in trains if train.steps]
-        seconds.append(significant(fmean(steps), 3) if steps and results.study is not None else NOTHING)
     return [
         (Column("step time", number=True, tip=_TIME, rank=3), times),
         (Column("memory", number=True, tip=_MEMORY, rank=4), memory),
         (Column("folds", tip="Whether it can be merged into the base's weights.", rank=5), folds),
-        (Column("s/step", number=True, tip="Seconds of a training step, the mean over seeds.", rank=5), seconds),
     ]
 
 
 _TIME = "The time of a training step over that of the LoRA that it is compared with, the median of interleaved rounds."
 _MEMORY = "The peak memory of a training step over that of the LoRA that it is compared with."
-_LEGEND = "Gains are over the base; above 0 is better."
-_LEGEND_OF_STUDY = (
-    "Losses are means over seeds; improvements are shares of the baseline's loss with the same seeds, and not tested. "
-    "Above 0 is better."
-)
+_LEGEND = "Gains are over the baseline; above 0 is better."
 _EXPLAINED = {
     "[": "[Intervals] belong to their outcomes, corrected for all pairs of the question.",
     "alone ": "Alone: the plain 95 % interval excludes 0.",
-} | _FOOTNOTES
-_OF_RATIOS = {" ×": "× is over the LoRA that a method is compared with."}
+    **_FOOTNOTES,
+    " ×": "× is over what a row is compared with.",
+}
 
 
 def changed_text(results: ComparisonResults) -> str:

@@ -167,8 +167,7 @@ def _sections(material: RunData) -> Iterator[doc.Section]:
     pairs = difference_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
     download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": material.results}))
-    scores = () if results.study else (score_table(results),)  # of a study the first table has them
-    tables = (*scores, seed_table(results), download, method_table(results))
+    tables = score_table(results), seed_table(results), download, method_table(results)
     yield doc.Section("results", "Scores", tables)
     protocol = doc.Facts(tuple(protocol_facts(material.results)))
     environment = doc.Facts(tuple(environment_facts(material.results)), "Environment")

@@ -48,6 +48,9 @@ _RESULTS = (*_SCORES, *_OF_PAIR, "groups", "grouped_by")
 def score_table(results: ComparisonResults) -> Table:
     """Build the table of methods and tasks: the mean over seeds of each primary metric."""
     rows = []
+    trained = [name for name in results.methods if name != results.base]
+    seeds = {(name, task): len(results.values(name, task)) for name in trained for task in results.tasks}
+    differ = len({*seeds.values()} - {0}) > 1  # means over other seeds do not compare
     for name, method in results.methods.items():
         scores = {}
         for task, info in results.tasks.items():
@@ -55,6 +58,8 @@ def score_table(results: ComparisonResults) -> Table:
             text = score(results.mean(name, task), scale)
             if name != results.base:
                 scores[task] = diverged_text(method.diverged) if method.diverged and text == NOTHING else text
+                if differ and (number := seeds[name, task]):
+                    scores[task] += f" ({number} seed{'s' * (number != 1)})"
                 continue
             # seeds change nothing in a base, so its standard error over documents is that of its first run
             scored = (run.evaluation[task] for _, run in sorted(method.runs.items()) if task in run.evaluation)

@@ -12,7 +12,7 @@ from hfpatch.reporting.comparison.answer import headline_table, lead, sentences
 from hfpatch.reporting.comparison.figures import FIGURES, draw, training
 from hfpatch.reporting.comparison.forest import forest_of
 from hfpatch.reporting.comparison.study import diagnostics
-from hfpatch.reporting.comparison.tables import method_table
+from hfpatch.reporting.comparison.tables import method_table, score_table
 from hfpatch.reporting.markdown import markdown
 from hfpatch.results.comparison import ComparisonResults
 
@@ -24,21 +24,16 @@ def results():
     return ComparisonResults.model_validate(study())
 
 
-def test_the_first_screen_has_losses_the_outcome_against_the_baseline_and_sizes_without_embeddings(results):
+def test_the_first_screen_has_gains_outcomes_against_the_baseline_and_sizes_without_embeddings(results):
     assert lead(results) == "On held-out text (nats per token), nonlinear beats linear at the rates tried."
     assert [finding.tone for finding in sentences(results).items] == ["better", "worse"]
     table = headline_table(results)
-    assert [column.name for column in table.columns] == [
-        "variant", "loss", "improvement", "against linear", "params", "size", "s/step",
-    ]  # fmt: skip
+    assert [column.name for column in table.columns] == ["variant", "gain", "against linear", "params", "size"]
     rows = rows_of(table)
-    mean = {name: sum(losses) / 3 for name, losses in LOSSES.items()}
-    for name in LOSSES:
-        share = 100 * (1 - mean[name] / mean["linear"])
-        shown = "–" if name == "linear" else f"{share:+.2f} %".replace("-", "−")
-        assert (rows[name][:2], rows[name][5]) == ([f"{mean[name]:.4f}", shown], "0.500")
-    assert rows["nonlinear"][2].startswith("better by 0.100")
-    assert rows["identity"][3:5] == ["900k", f"{SIZES['identity'] / SIZES['linear']:.2f} ×"]
+    assert (rows["nonlinear"][0], rows["identity"][0]) == ("+0.100", "−0.100")
+    assert rows["nonlinear"][1].startswith("better by 0.100")
+    assert rows["identity"][2:] == ["900k", f"{SIZES['identity'] / SIZES['linear']:.2f} ×"]
+    assert rows_of(score_table(results)) == {name: [f"{sum(losses) / 3:.3f}"] for name, losses in LOSSES.items()}
     assert [(row.name, row.gain.difference) for row in forest_of(results).rows] == [
         ("nonlinear", pytest.approx(0.1)),
         ("identity", pytest.approx(-0.1)),
@@ -76,7 +71,7 @@ def test_the_document_has_its_sections_and_what_is_missing_is_named(results):
     assert f"identity, seed 1: no result on {TEXT}." in absent
 
 
-def test_seeds_that_no_look_asked_for_are_neither_missing_nor_in_an_improvement():
+def test_seeds_that_no_look_asked_for_are_not_missing_and_means_over_other_seeds_say_so():
     raw = study()
     raw["training"]["seeds"] = {"looks": [2, 3]}
     raw["looks"] = [
@@ -87,14 +82,12 @@ def test_seeds_that_no_look_asked_for_are_neither_missing_nor_in_an_improvement(
         del raw["methods"][name]["runs"]["2"]
     results = ComparisonResults.model_validate(raw)
     assert "no finished run" not in str(document_of(results))
-    of_two, rows = [sum(LOSSES[name][:2]) for name in ("identity", "linear")], rows_of(headline_table(results))
-    assert rows["identity"][1] == f"{100 * (1 - of_two[0] / of_two[1]):.2f} %".replace("-", "−")
-    assert (rows["identity"][0], rows["linear"][0]) == (
-        f"{sum(LOSSES['identity']) / 3:.4f} (3 seeds)", f"{of_two[1] / 2:.4f} (2 seeds)",
-    )  # fmt: skip
+    assert rows_of(score_table(results)) == {
+        "linear": ["4.050 (2 seeds)"], "nonlinear": ["3.940 (2 seeds)"], "identity": ["4.200 (3 seeds)"],
+    }  # fmt: skip
     del raw["methods"]["linear"]["runs"]["1"]
-    one_seed = rows_of(headline_table(ComparisonResults.model_validate(raw)))["linear"]
-    assert one_seed[0] == f"{LOSSES['linear'][0]:.4f} (1 seed)"
+    one_seed = rows_of(score_table(ComparisonResults.model_validate(raw)))["linear"]
+    assert one_seed == [f"{LOSSES['linear'][0]:.3f} (1 seed)"]
     del raw["methods"]["identity"]["runs"]["2"]
     assert "identity: no finished run with seed 2." in str(document_of(ComparisonResults.model_validate(raw)))
 
@@ -117,8 +110,8 @@ def test_a_variant_that_diverged_has_no_loss(results):
         run["train"]["diverged_step"] = 7
         run["evaluation"] = {}
     raw["comparisons"] = raw["comparisons"][:1]
-    loss, improvement, outcome, *_ = rows_of(headline_table(ComparisonResults.model_validate(raw)))["identity"]
-    assert (loss, improvement) == ("–", "–")
+    gain, outcome, *_ = rows_of(headline_table(ComparisonResults.model_validate(raw)))["identity"]
+    assert gain == "–"
     assert outcome.startswith("diverged at step 7")
 
 
@@ -129,8 +122,8 @@ def test_pairs_with_several_references_are_named(results):
     results = ComparisonResults.model_validate(raw)
     assert lead(results).startswith("On held-out text (nats per token), nonlinear beats linear at the rates tried.")
     table = headline_table(results)
-    outcomes = {name: cells[2] for name, cells in rows_of(table).items()}
-    assert table.columns[3].name == "against"
+    outcomes = {name: cells[1] for name, cells in rows_of(table).items()}
+    assert table.columns[2].name == "against"
     assert outcomes["nonlinear"].startswith("linear: better by")
     assert outcomes["identity"].startswith("nonlinear: worse by")
     forest = forest_of(results)
