@@ -63,7 +63,7 @@ _Column = tuple[Column, Sequence[str | Cell]]  # a column and its cells
 
 
 def lead(results: ComparisonResults) -> str:
-    """Return one or two sentences: what the first question found, and which method gains most."""
+    """Return what the first question found, in one sentence."""
     if results.baseline is None or not results.others:
         return f"There is no {results.noun} to compare with a baseline."
     verdicts = asked(results)
@@ -80,35 +80,14 @@ def lead(results: ComparisonResults) -> str:
     better, tones = [pair for pair in verdicts if pair.tone == "better"], {verdict.tone for verdict in verdicts}
     than = "what it is compared with" if other == ANOTHER else other
     if better:
-        sentence = f"On {measure}, {_beaten(results, better, other)}."
-    elif tones == {"not tested"}:
-        sentence = f"On {measure} nothing was tested{_why(verdicts)}."
-    elif tones == {"worse"} and len(verdicts) > 1:
+        return f"On {measure}, {_beaten(results, better, other)}."
+    if tones == {"not tested"}:
+        return f"On {measure} nothing was tested{_why(verdicts)}."
+    if tones == {"worse"} and len(verdicts) > 1:
         tried = [verdict.method for verdict in verdicts if verdict.at_rates_tried]
         rates = f", {listed(tried)} at the rates tried" if tried else ""
-        sentence = f"On {measure} every {results.noun} that was asked about is worse than {than}{rates}."
-    else:
-        sentence = f"On {measure} no {results.noun} is shown to be better than {than}."
-    gains = {
-        name: gain.difference
-        for name in results.others
-        if (gain := gain_on(results, name, verdicts[0].task)) is not None
-    }
-    if other == results.baseline or len(gains) < 2:
-        return sentence
-    most, second = sorted(gains, key=lambda name: -gains[name])[:2]
-    if gains[most] > max(0.0, gains[second]):
-        size = short_count(results.methods[most].compared_size)
-        between = (
-            results.verdict(*pair) for pair in ((most, verdicts[0].task, second), (second, verdicts[0].task, most))
-        )
-        tones = {made.tone for made in between if made is not None}
-        sentence += f" {most} gains most over {results.baseline}, with {size} parameters"
-        if not tones & {"better", "worse"}:
-            untested = tones <= {"not tested"}
-            sentence += "; its lead was not tested" if untested else f"; its lead over {second} is not shown"
-        sentence += "."
-    return sentence
+        return f"On {measure} every {results.noun} that was asked about is worse than {than}{rates}."
+    return f"On {measure} no {results.noun} is shown to be better than {than}."
 
 
 def _beaten(results: ComparisonResults, better: Sequence[Verdict], other: str) -> str:

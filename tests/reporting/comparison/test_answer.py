@@ -120,18 +120,6 @@ def test_no_side_is_taken_where_the_shown_difference_is_0(asked, raw, difference
     assert re.match(rf"differs by 0\.0+ points of acc on {CLOZE} ", second.rest)
 
 
-def test_the_largest_gain_is_said_where_there_is_one_and_what_is_known_of_its_lead(asked, raw, build):
-    assert lead(asked(-2.0, 0.2)).endswith(f" {SKIP} gains most over baseline, with 80k parameters.")
-    assert lead(asked(0.05, 0.1, p=0.5, margin=0.6)).endswith("80k parameters; its lead over lora is not shown.")
-    none = {**dict.fromkeys(("low", "high", "p")), "test": "none (too few documents)"}
-    assert lead(asked(-2.0, 0.2, **none)).endswith("80k parameters; its lead was not tested.")
-    of_text = [pair for pair in raw["comparisons"] if pair["task"] == TEXT and pair["reference"] == "baseline"]
-    for differences in ((-1.0, -1.0), (1.0, 2.0)):  # equal gains, and losses alone
-        for pair, difference in zip(of_text, differences, strict=True):
-            pair |= {"difference": difference, "low": difference - 0.5, "high": difference + 0.5}
-        assert "gains most" not in lead(build(raw))
-
-
 def test_one_seed_decides_nothing_and_says_so(asked):
     one = asked(-2.0, 0.2, errors=[[0.1, 100]], seeds=1)
     ((tone, sentence),) = tones_and_sentences(one)
