@@ -45,5 +45,5 @@ def test_the_card_of_a_run_has_answer_table_and_how_to_load(results):
     card = run_card(results)
     assert card.startswith("---\nlibrary_name: peft\n")
     assert all(
-        text in card for text in ("pre_projection_skip beats lora", "| lora | 41.5 % |", "is a LoRA", "load_patch")
+        text in card for text in ("pre_projection_skip beats baseline", "| lora | 41.5 % |", "is a LoRA", "load_patch")
     )

@@ -14,7 +14,6 @@ from hfpatch.reporting.comparison.forest import (
     ANOTHER,
     AT_RATES_TRIED,
     TRIED,
-    against_controls,
     are_loras,
     asked,
     control_for,
@@ -77,17 +76,18 @@ def lead(results: ComparisonResults) -> str:
     loras = [verdict for verdict in verdicts if are_loras(results, [verdict.other])]
     verdicts = loras or verdicts  # a question may ask about controls, too
     measure, other = _measured(verdicts[0]), others_text(results, verdicts)
+    on = "On" if verdicts[0].role == "primary" else "Exploratory: on"
     better, tones = [pair for pair in verdicts if pair.tone == "better"], {verdict.tone for verdict in verdicts}
     than = "what it is compared with" if other == ANOTHER else other
     if better:
-        return f"On {measure}, {_beaten(results, better, other)}."
+        return f"{on} {measure}, {_beaten(results, better, other)}."
     if tones == {"not tested"}:
-        return f"On {measure} nothing was tested{_why(verdicts)}."
+        return f"{on} {measure} nothing was tested{_why(verdicts)}."
     if tones == {"worse"} and len(verdicts) > 1:
         tried = [verdict.method for verdict in verdicts if verdict.at_rates_tried]
         rates = f", {listed(tried)} at the rates tried" if tried else ""
-        return f"On {measure} every {results.noun} that was asked about is worse than {than}{rates}."
-    return f"On {measure} no {results.noun} is shown to be better than {than}."
+        return f"{on} {measure} every {results.noun} that was asked about is worse than {than}{rates}."
+    return f"{on} {measure} no {results.noun} is shown to be better than {than}."
 
 
 def _beaten(results: ComparisonResults, better: Sequence[Verdict], other: str) -> str:
@@ -106,29 +106,20 @@ def _beaten(results: ComparisonResults, better: Sequence[Verdict], other: str) -
 def sentences(results: ComparisonResults) -> Findings:
     """Return a sentence for each primary pair; of more than a few pairs one for each outcome.
 
-    What is found of the methods that the question leaves out follows; where nothing was tested, of all pairs.
+    Where no primary question asks what is better, the differences from the base follow, which are exploratory.
     """
-    items = list[Finding]()
-    primary = [verdict for verdict in results.primary if verdict.why != INCOMPLETE]  # which the first sentence says
-    untested = all(verdict.tone == "not tested" for verdict in primary)
-    for question in ("gain", "keep"):
-        group = [verdict for verdict in primary if verdict.question == question]
-        if len(items) + len(group) <= _MOST_SENTENCES and not untested:
+    items, verdicts = list[Finding](), results.primary
+    if results.comparisons:
+        verdicts += [verdict for verdict in asked(results) if verdict.role == "secondary"]
+    verdicts = [verdict for verdict in verdicts if verdict.why != INCOMPLETE]  # which the first sentence says
+    untested = all(verdict.tone == "not tested" for verdict in verdicts)
+    for question in ("gain", "keep", "base"):
+        group = [verdict for verdict in verdicts if verdict.question == question]
+        if len(items) + len(group) <= _MOST_SENTENCES and not untested and question != "base":
             items += [_sentence(results, verdict) for verdict in group]
             continue
         for task in dict.fromkeys(verdict.task for verdict in group):
             items += _grouped(results, [verdict for verdict in group if verdict.task == task])
-    if results.comparisons and (untested or results.frontier is None):  # the table of budgets has them
-        others = [pair for name in ("lora", "base") for pair in results.answers(name) if pair.role == "secondary"]
-        first = asked(results)
-        beside = against_controls(results, first[0].task if first else None)
-        some = [verdict for verdict in beside if verdict.role == "secondary" and verdict.is_found]
-        if untested:
-            asked_first = set() if primary else {(pair.method, pair.other, pair.task) for pair in first}
-            some = [pair for pair in others if pair.is_found or (pair.method, pair.other, pair.task) in asked_first]
-        for question, task in dict.fromkeys((verdict.question, verdict.task) for verdict in some):
-            group = [verdict for verdict in some if (verdict.question, verdict.task) == (question, task)]
-            items += _grouped(results, group, "Exploratory, ")
     return Findings(tuple(items))
 
 
@@ -188,13 +179,13 @@ def _ends(gain: Change) -> str:
     return " " + interval_of(gain).replace(" ", "\u00a0")
 
 
-def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str = "") -> Iterator[Finding]:
+def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict]) -> Iterator[Finding]:
     """Yield a sentence for each outcome of one question on one task: a few gains with their names, more as a range.
 
     It begins with the task and its measure, or names the measure where the first sentence has the task.
     """
     keeps, measure, task = verdicts[0].question == "keep", metric_text(verdicts[0].metric), _measured(verdicts[0])
-    other = others_text(results, list(verdicts))
+    other, role = others_text(results, verdicts), "" if verdicts[0].role == "primary" else "Exploratory, "
     for tone, tried in product(_TONES, (False, True)):
         group = [verdict for verdict in verdicts if verdict.tone == tone and bool(verdict.at_rates_tried) == tried]
         if not group:

@@ -103,22 +103,10 @@ class Forest:
 
 
 def asked(results: ComparisonResults) -> list[Verdict]:
-    """Return the verdicts of the first question: is it better, else than its LoRA, else than the base, on one task."""
+    """Return the verdicts of the first question, on one task: is it better, or, if no pair asks it, than the base."""
     gains = [verdict for verdict in results.primary if verdict.question == "gain"]
-    if not gains:
-        gains = against_controls(results, results.first_task)
     gains = gains or [verdict for verdict in results.answers("base") if verdict.task == results.first_task]
     return [verdict for verdict in gains if verdict.task == gains[0].task]
-
-
-def against_controls(results: ComparisonResults, task: str | None) -> list[Verdict]:
-    """Return the verdict of each method against its control on a task, where it was compared."""
-    verdicts = []
-    for name in results.others:
-        control = control_for(results, name)
-        if task is not None and control is not None and (made := results.verdict(name, task, control)) and made.n:
-            verdicts.append(made)
-    return verdicts
 
 
 def control_for(results: ComparisonResults, name: str) -> str | None:
@@ -139,7 +127,7 @@ def control_for(results: ComparisonResults, name: str) -> str | None:
     return matched or min(loras, key=lambda other: abs(results.methods[other].trainable - size), default=None)
 
 
-def others_text(results: ComparisonResults, verdicts: list[Verdict]) -> str:
+def others_text(results: ComparisonResults, verdicts: Sequence[Verdict]) -> str:
     """Return what the methods are compared with: one name, the LoRA of its size, a LoRA, or another method."""
     others = list(dict.fromkeys(verdict.other for verdict in verdicts))
     if len(others) == 1:
@@ -163,9 +151,6 @@ def are_loras(results: ComparisonResults, names: Sequence[str]) -> bool:
 def forest_of(results: ComparisonResults) -> Forest | None:
     """Return the forest of the first question; None where nothing was measured for it."""
     verdicts, rows = asked(results), list[ForestRow]()
-    if verdicts and verdicts[0].role == "primary" and results.frontier is None:  # exploratory pairs follow
-        primary = {pair.method for pair in verdicts}
-        verdicts += [pair for pair in against_controls(results, verdicts[0].task) if pair.method not in primary]
     other = others_text(results, verdicts)
     loras = [verdict.other for verdict in verdicts if are_loras(results, [verdict.other])]
     unnamed = {other, *(loras or [str(results.baseline)])}  # rows name all but these
@@ -212,26 +197,20 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
     counts = sorted({row.verdict.seeds for row in forest.rows})  # some pairs may have fewer than others
     seeds = f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seed{'s' * (counts[-1] != 1)}"
     shown = f"{short(task_text(forest.task))}, {short(model, 40)}, {seeds}"
-    # the exploratory rows are below a heading, where others are above it
-    primary = [row for row in forest.rows if row.verdict.role == "primary"]
-    exploratory = [row for row in forest.rows if row.verdict.role != "primary"]
-    rows = [*primary, *([None] if primary and exploratory else []), *exploratory]
-    names = ["exploratory" if row is None else row.name + f" {TRIED}" * row.tried for row in rows]
+    rows, names = forest.rows, [row.name + f" {TRIED}" * row.tried for row in forest.rows]
     height = (1.15 if title else 0.9) + (_ROW if len(rows) <= _FEW_ROWS else _LOW_ROW) * len(rows)
     figure, (ax,) = plots.panels(1, columns=1, width=_WIDTH, height=height, title=shown if title else "")
     ax.set_xlim(forest.limits)
     for y, row in enumerate(rows):
-        if row is not None:
-            _draw_row(ax, y, row, forest.limits)
+        _draw_row(ax, y, row, forest.limits)
     ax.axvline(0, color=MUTED, linewidth=1.0, zorder=2)
     ax.grid(visible=False, axis="y")
     ax.spines["left"].set_visible(False)
     plots.named_rows(ax, names)
-    for label, row in zip(ax.get_yticklabels(), rows, strict=True):
-        label.set(color=MUTED if row is None else INK, style="italic" if row is None else "normal")
     room = _WIDTH - _LETTER * max(map(len, names))
     ax.xaxis.set_major_locator(MaxNLocator(min(6, max(2, int(room / _TICK)))))
-    axis_label = f"gain over {short(forest.other, 44)}, {forest.unit}{'' if primary else ', exploratory'} (better →)"
+    exploratory = "" if all(row.verdict.role == "primary" for row in rows) else ", exploratory"
+    axis_label = f"gain over {short(forest.other, 44)}, {forest.unit}{exploratory} (better →)"
     ax.set_xlabel(axis_label, loc="right")  # it may be wider than the panel
     handles: list[Line2D | Patch] = []
     for tone, (colour, marker, face) in _LOOKS.items():

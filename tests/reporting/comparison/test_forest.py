@@ -74,7 +74,7 @@ def test_a_margin_in_per_cent_is_of_the_reference_of_its_row(many, build):
     assert "within the margin" in texts_of(to_svg(figure))
 
 
-def test_what_is_compared_is_named_and_exploratory_pairs_follow_primary_ones(many, build, compared):
+def test_what_is_compared_is_named_and_exploratory_pairs_are_left_out(many, build, compared):
     raw = many(2, "m{}")
     assert forest_of(build(raw, curves=False)).other == "l"
     raw["methods"]["k"] = raw["methods"]["l"]
@@ -82,20 +82,16 @@ def test_what_is_compared_is_named_and_exploratory_pairs_follow_primary_ones(man
     assert forest_of(build(raw, curves=False)).other == SIZE
     raw["methods"]["n"] = raw["methods"]["m0"]
     raw["comparisons"].append(compared("n", TEXT, 0.1, 1.0, "not decided", reference="l"))
-    forest = forest_of(build(raw, curves=False))
-    assert [(row.verdict.method, row.verdict.role) for row in forest.rows] == [
-        ("m0", "primary"), ("m1", "primary"), ("n", "secondary"),
-    ]  # fmt: skip
-    (ax,) = forest_figure(build(raw, curves=False)).axes
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["m0", "m1", "exploratory", "n"]
-    raw["questions"] = []
-    assert forest_of(build(raw, curves=False)).rows[0].verdict.role == "secondary"
+    results = build(raw, curves=False)
+    assert results.verdict("n", TEXT, "l").role == "secondary"
+    assert [row.verdict.method for row in forest_of(results).rows] == ["m0", "m1"]
 
 
-def test_without_a_lora_it_is_the_gain_over_the_base_and_without_tests_there_is_none(build, raw):
-    raw["comparisons"] = [pair for pair in raw["comparisons"] if pair["reference"] == "baseline"]
+def test_without_a_question_it_is_the_gain_over_the_base_and_without_tests_there_is_none(build, raw):
     forest = forest_of(build(raw))
     assert (forest.other, [row.gain.difference for row in forest.rows]) == ("baseline", [12.0, 5.0])
+    (ax,) = forest_figure(build(raw)).axes
+    assert ax.get_xlabel().endswith(", exploratory (better →)")
     raw["comparisons"] = []
     assert forest_figure(build(raw)) is None
 
@@ -138,7 +134,7 @@ def test_it_has_a_row_for_every_pair_and_nothing_is_cut_or_touches(many, build, 
     raw["questions"][0]["pairs"][0][1] = other
     figure = forest_figure(build(raw, curves=False), title=True)
     (ax,) = figure.axes
-    names = [label.get_text() for label in ax.get_yticklabels() if label.get_text() != "exploratory"]
+    names = [label.get_text() for label in ax.get_yticklabels()]
     assert len(names) == count
     assert names[0] == (f"method_with_quite_a_long_name_0{f' − {other}' * (count > 1)}{' ‡' * tried}")
     renderer = FigureCanvasAgg(figure).get_renderer()
