@@ -201,9 +201,9 @@ def _check_sentences(text, by_pair, results):
         text.replace("\\", ""),
     )
     outcomes = {
-        (part.split(" ")[0], other, task): (said(outcome, bool(tried)), measure)
+        (part, other, task): (said(outcome, bool(tried)), measure)
         for task, measure, outcome, other, tried, rest in exploratory
-        for part in rest.split(", ")
+        for part in re.split(", | and ", rest)
     }
     for key, (outcome, measure) in outcomes.items():
         row = by_pair[key]

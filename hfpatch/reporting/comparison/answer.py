@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 
 from hfpatch.errors import listed
 from hfpatch.recipes import pairs
-from hfpatch.recipes.budgets import budget_in, family_of
 from hfpatch.reporting.comparison.forest import (
     ANOTHER,
     AT_RATES_TRIED,
@@ -47,8 +45,6 @@ from hfpatch.results.decision import ALPHA, reach
 from hfpatch.results.verdicts import INCOMPLETE, Verdict
 
 _MOST_SENTENCES = 6  # of more pairs, a sentence for each outcome names them
-_MOST_SIZES = 4  # of more pairs, a sentence has the range of their gains
-_MOST_LEFT_OUT = 3
 _FEW_SEEDS = 5
 _LONGEST_WHY = 40  # letters of a reason in a table; sentences have longer ones
 _EXPLORATORY, _SHARED = "†", "*"
@@ -96,7 +92,8 @@ def _beaten(results: ComparisonResults, better: Sequence[Verdict], other: str) -
     for tried in (False, True):
         group = [pair for pair in better if bool(pair.at_rates_tried) == tried]
         if group and other != ANOTHER:
-            names = names_text([pair.method for pair in group], results.others, results.noun)
+            few = len(group) <= _MOST_SENTENCES
+            names = listed([pair.method for pair in group]) if few else f"{len(group)} {results.noun}s"
             clauses.append(f"{names} {'beat' if len(group) > 1 else 'beats'} {other}{outcome_of(group[0]).rates}")
         else:
             clauses += [f"{pair.method} beats {pair.other}{outcome_of(pair).rates}" for pair in group]
@@ -180,69 +177,25 @@ def _ends(gain: Change) -> str:
 
 
 def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict]) -> Iterator[Finding]:
-    """Yield a sentence for each outcome of one question on one task: a few gains with their names, more as a range.
-
-    It begins with the task and its measure, or names the measure where the first sentence has the task.
-    """
-    keeps, measure, task = verdicts[0].question == "keep", metric_text(verdicts[0].metric), _measured(verdicts[0])
-    other, role = others_text(results, verdicts), "" if verdicts[0].role == "primary" else "Exploratory, "
-    for tone, tried in product(_TONES, (False, True)):
-        group = [verdict for verdict in verdicts if verdict.tone == tone and bool(verdict.at_rates_tried) == tried]
-        if not group:
-            continue
-        gains = [gain for verdict in group if (gain := gain_of(results, verdict)) is not None]
-        first = outcome_of(group[0], gain_of(results, group[0]))
-        outcome = f"not tested{_why(group)}" if tone == "not tested" else first.verb
-        than = {"better": "than", "worse": "than", "equivalent": "to"}.get(outcome, "against")
-        subject = outcome if keeps or other == ANOTHER else f"{outcome} {than} {other}"
-        subject += f"{first.within}{first.rates}"
-        if measure and not keeps and not role:
-            subject += f" in {measure}"
-        if not keeps and len(group) > _MOST_SIZES and other != ANOTHER and gains:
-            mixed = min(gain.difference for gain in gains) < 0 < max(gain.difference for gain in gains)
-            gains.sort(key=lambda gain: gain.difference if mixed else abs(gain.difference))
-            subject += f", {' to '.join(dict.fromkeys(map(signed_size, (gains[0], gains[-1]))))}"
-            seeds = sorted(verdict.seeds_needed for verdict in group if verdict.seeds_needed is not None)
-            if tone == "undecided" and len(seeds) == len(group):
-                subject += f" (needs {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds)"
-        if keeps or (len(group) > _MOST_SIZES and other != ANOTHER):
-            rest = names_text([verdict.method for verdict in group], results.others, results.noun)
-        else:
-            rest = ", ".join(_with_size(results, verdict, than if other == ANOTHER else "") for verdict in group)
-        subject = f"{role}{task}: {subject}" if keeps or role else subject[:1].upper() + subject[1:]
-        yield Finding(subject, f"– {rest}.", tone)
-
-
-def _with_size(results: ComparisonResults, verdict: Verdict, than: str) -> str:
-    """Return a method with its gain, and of an undecided one what would decide it: ``lora −0.045 (needs 7 seeds)``."""
-    gain, needs = gain_of(results, verdict), needs_text(verdict)
-    why = (why_text(verdict) or (f"needs {needs}" if needs else "")) if verdict.tone == "undecided" else ""
-    words = verdict.method, f"{than} {verdict.other}" if than else "", signed_size(gain) if gain else ""
-    return " ".join(filter(None, (*words, f"({why})" if why else "")))
+    """Yield a sentence for each outcome of one question on one task, with the names of the methods that have it."""
+    role, other = "" if verdicts[0].role == "primary" else "Exploratory, ", others_text(results, verdicts)
+    names_by_words: dict[tuple[Tone, str], list[str]] = {}
+    for verdict in sorted(verdicts, key=lambda pair: (_TONES.index(pair.tone), bool(pair.at_rates_tried))):
+        outcome, name = outcome_of(verdict, gain_of(results, verdict)), verdict.method
+        words = outcome.verb + (_why([verdict]) if verdict.tone == "not tested" else "")
+        if verdict.question != "keep":
+            than = {"better": "than", "worse": "than", "equivalent": "to"}.get(outcome.verb, "against")
+            words += "" if other == ANOTHER else f" {than} {other}"
+            name += f" {than} {verdict.other}" if other == ANOTHER else ""
+        words = f"{role}{_measured(verdict)}: {words}{outcome.within}{outcome.rates}"
+        names_by_words.setdefault((verdict.tone, words), []).append(name)
+    for (tone, words), names in names_by_words.items():
+        yield Finding(words, f"– {listed(names)}.", tone)
 
 
 def _why(verdicts: Iterable[Verdict]) -> str:
     reasons = ", ".join(filter(None, dict.fromkeys(map(why_text, verdicts))))
     return f" ({reasons})" if reasons else ""
-
-
-def names_text(names: Collection[str], every: Collection[str], noun: str = "method") -> str:
-    """Return names, each once: ``every method``, ``all but lora``, and budgets of one method as ``lora (9k, 80k)``."""
-    names = [name for name in every if name in names]
-    rest = [name for name in every if name not in names]
-    if len(names) > 1 and not rest:
-        return f"every {noun}"
-    if len(names) > 2 * _MOST_LEFT_OUT and len(rest) <= _MOST_LEFT_OUT:
-        return f"all but {listed(rest)}"
-    families: dict[str, list[str]] = {}
-    for name in names:
-        families.setdefault(family_of(name), []).append(name)
-    texts = []
-    for family, points in families.items():
-        whole = [name for name in every if family_of(name) == family]
-        budgets = ", ".join(filter(None, map(budget_in, points)))
-        texts.append(family if len(points) == len(whole) or not budgets else f"{family} ({budgets})")
-    return listed(texts)
 
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
