@@ -233,8 +233,7 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
         if not shared:  # each cell names its own
             cells = [_naming(controls[name], cell) for name, cell in zip(order, cells, strict=True)]
         columns.append((Column(f"against {shared}".rstrip(), tip=_AGAINST), cells))
-    columns.append(_kept(results, order, task))
-    columns += [*_sizes(results, order, controls), *_costs(results, order, controls)]
+    columns += [_kept(results, order), *_sizes(results, order, controls), *_costs(results, order, controls)]
     rows = tuple(map(Row, zip(*(cells for _, cells in columns), strict=True)))
     shown = tuple(column for column, _ in columns)
     table = Table("headline", "Headline", shown, rows, heading=False).with_values()
@@ -311,17 +310,14 @@ def _naming(control: str | None, cell: str | Cell) -> str | Cell:
     return cell if control is None or isinstance(cell, str) else replace(cell, lines=(f"{control}: {cell.lines[0]}",))
 
 
-def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) -> tuple[Column, list[str | Cell]]:
-    """Return what each method kept: the second question, else what is found on the other tasks."""
+def _kept(results: ComparisonResults, order: Sequence[str]) -> _Column:
+    """Return what each method kept, the second question; of several tasks the tasks with each outcome."""
     keep = [verdict for verdict in results.primary if verdict.question == "keep"]
     tasks = list(dict.fromkeys(verdict.task for verdict in keep))
     margin = next(filter(None, (margin_text(pair, gain_of(results, pair)) for pair in keep)), "")
     cells: list[str | Cell] = []
     for name in order:
         verdicts = [verdict for verdict in keep if verdict.method == name]
-        if not keep:
-            secondary = (verdict for verdict in results.answers("base", name) if verdict.role == "secondary")
-            verdicts = [verdict for verdict in secondary if verdict.task != task]
         if not verdicts:
             cells.append(NOTHING)
             continue
@@ -331,27 +327,17 @@ def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) ->
             continue
         by_words: dict[str, list[str]] = {}
         for verdict in verdicts:
-            alone = (
-                "" if keep or verdict.is_found or verdict.p is None or verdict.low <= 0 <= verdict.high else "alone "
-            )
-            worse = (verdict.difference > 0) != verdict.higher_is_better
-            words = f"alone {'worse' if worse else 'better'}" if alone else verdict.outcome.partition(" by ")[0]
-            words += TRIED * bool(verdict.at_rates_tried)
+            words = verdict.outcome.partition(" by ")[0] + TRIED * bool(verdict.at_rates_tried)
             by_words.setdefault(words, []).append(task_text(verdict.task).removeprefix("tinyworld_"))
-        clauses = [f"{words}: {', '.join(names)}" for words, names in by_words.items() if words != "not decided"]
-        if len(by_words) == 1 and not next(iter(by_words)).startswith("alone"):
-            words = next(iter(by_words)) + (" on all" if len(verdicts) > 1 and keep else "")
-        else:
-            words = "; ".join(clauses)
-        lost = bool(keep) and any(verdict.tone == "worse" for verdict in verdicts)
-        cells.append(Cell((words,), "worse" if lost else tone_of(verdicts)))
-    title = f"keeps {task_text(tasks[0])}" if len(tasks) == 1 else "keeps" if keep else "on other tasks"
-    notes = (f"within {margin}",) if len(tasks) == 1 and margin else ()
-    return Column(title, notes, tip=_KEPT if keep else _OTHERS, rank=0 if keep else 1), cells
+        text = "; ".join(f"{words}: {', '.join(names)}" for words, names in by_words.items())
+        lost = any(verdict.tone == "worse" for verdict in verdicts)
+        cells.append(Cell((text,), "worse" if lost else tone_of(verdicts)))
+    one = len(tasks) == 1
+    notes = (f"within {margin}",) if one and margin else ()
+    return Column(f"keeps {task_text(tasks[0])}" if one else "keeps", notes, tip=_KEPT), cells
 
 
 _KEPT = "The second question: is what the base could do kept?"
-_OTHERS = "Exploratory. Alone: its plain 95 % interval excludes 0, and the corrected test does not."
 
 
 def _costs(results: ComparisonResults, order: Sequence[str], controls: Mapping[str, str | None]) -> list[_Column]:
@@ -377,7 +363,6 @@ _MEMORY = "The peak memory of a training step over that of the LoRA that it is c
 _LEGEND = "Gains are over the baseline; above 0 is better."
 _EXPLAINED = {
     "[": "[Intervals] belong to their outcomes, corrected for all pairs of the question.",
-    "alone ": "Alone: the plain 95 % interval excludes 0.",
     **_FOOTNOTES,
     " ×": "× is over what a row is compared with.",
 }
