@@ -51,6 +51,14 @@ def markdown_table(content: doc.Table) -> str:
     """Return a table as Markdown; the lines of a heading or a cell are separated by ``<br>``."""
     lines = [[(column.name, *column.notes) for column in content.columns]]
     for row in (row for row in content.rows if not row.page_only):
-        lines.append([cell.lines if isinstance(cell, doc.Cell) else (cell,) for cell in row.cells])
+        lines.append([_lines(cell, column) for cell, column in zip(row.cells, content.columns, strict=True)])
     headings, *rows = ([" <br> ".join(escape(line) for line in cell if line) for cell in row] for row in lines)
     return table(headings, rows, numbers=[column.number for column in content.columns])
+
+
+def _lines(cell: str | doc.Cell, column: doc.Column) -> tuple[str, ...]:
+    """Return the lines of a cell; an outcome that no word says, of a number, is a mark before the last."""
+    if not isinstance(cell, doc.Cell):
+        return (cell,)
+    *lines, last = cell.lines
+    return *lines, f"{doc.MARKS[cell.tone]} {last}" if column.number and cell.tone else last

@@ -10,7 +10,8 @@ from hfpatch.errors import listed
 from hfpatch.recipes import pairs
 from hfpatch.reporting.comparison.forest import (
     ANOTHER,
-    AT_RATES_TRIED,
+    EXPLORATORY,
+    FOOTNOTES,
     TRIED,
     are_loras,
     asked,
@@ -47,12 +48,8 @@ from hfpatch.results.verdicts import INCOMPLETE, Verdict
 _MOST_SENTENCES = 6  # of more pairs, a sentence for each outcome names them
 _FEW_SEEDS = 5
 _LONGEST_WHY = 40  # letters of a reason in a table; sentences have longer ones
-_EXPLORATORY, _SHARED = "†", "*"
-_FOOTNOTES = {
-    _EXPLORATORY: "†: exploratory.",
-    **AT_RATES_TRIED,
-    _SHARED: "*: other programs used the machine meanwhile.",
-}
+_SHARED = "*"
+_FOOTNOTES = FOOTNOTES | {_SHARED: "*: other programs used the machine meanwhile."}
 _TONES: tuple[Tone, ...] = ("better", "worse", "same", "undecided", "not tested")
 _Column = tuple[Column, Sequence[str | Cell]]  # a column and its cells
 
@@ -286,7 +283,7 @@ def _against(results: ComparisonResults, name: str, task: str, control: str | No
     if verdict is None:
         return "is a LoRA" if pairs.is_lora(method.parts) else NOTHING
     gain = gain_of(results, verdict)
-    marks = _EXPLORATORY * (verdict.role != "primary") + TRIED * bool(verdict.at_rates_tried)
+    marks = EXPLORATORY * (verdict.role != "primary") + TRIED * bool(verdict.at_rates_tried)
     diverged = (
         f"{len(method.diverged)} of {len(method.runs)} seeds diverged" if method.diverged and not verdict.why else ""
     )

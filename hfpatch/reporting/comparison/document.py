@@ -21,7 +21,7 @@ from hfpatch.reporting.comparison.answer import (
 )
 from hfpatch.reporting.comparison.attribution import attribution
 from hfpatch.reporting.comparison.figures import FIGURES, figure_block
-from hfpatch.reporting.comparison.frontier import budget_table, frontier_blocks
+from hfpatch.reporting.comparison.frontier import budget_table
 from hfpatch.reporting.comparison.retention import answers_table, retention_table
 from hfpatch.reporting.comparison.tables import (
     difference_table,
@@ -148,8 +148,7 @@ def _sections(material: RunData) -> Iterator[doc.Section]:
         notes.append(doc.Sentences(tuple(absent), "What is missing"))
     yield doc.Section("cautions", "Cautions", tuple(notes) or (doc.Text("None."),))
     if results.frontier is not None:
-        blocks = *figures("frontier"), *frontier_blocks(results), headline_table(results)
-        yield doc.Section("frontier", "Gain by budget", blocks, "Budgets")
+        yield doc.Section("frontier", "Gain by budget", (*figures("frontier"), headline_table(results)), "Budgets")
     if shown := figures("training"):
         yield doc.Section("training", FIGURES["training"].title, tuple(shown), "Training")
     # learning and forgetting

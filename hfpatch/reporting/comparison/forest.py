@@ -45,8 +45,9 @@ _LOOKS: dict[Tone, tuple[str, str, str]] = {  # colour, marker and the face of t
     "not tested": (GREY, "x", GREY),
 }
 _LINE, _PLAIN, _CENTRE, _BAND = "─", "━", "│", "·"
-TRIED, AT_RATES_TRIED = "‡", {"‡": "‡: at the rates tried."}
-"""The mark of an outcome that another learning rate may turn, and its footnote."""
+EXPLORATORY, TRIED = "†", "‡"
+FOOTNOTES = {EXPLORATORY: "†: exploratory.", TRIED: "‡: at the rates tried."}
+"""The marks of a secondary outcome, and of one that another learning rate may turn, with their footnotes."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
     if margins:
         handles.append(Patch(color=BAND, label=f"within {margins.pop() if len(margins) == 1 else 'the margin'}"))
     if tried := any(row.tried for row in forest.rows):
-        handles.append(Line2D([], [], linestyle="none", label=AT_RATES_TRIED[TRIED].rstrip(".")))
+        handles.append(Line2D([], [], linestyle="none", label=FOOTNOTES[TRIED].rstrip(".")))
     columns = 3 if tried else 5  # the note is longer than the words
     figure.set_figheight(height + _LEGEND_ROW * (math.ceil(len(handles) / columns) - 1))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, handletextpad=0.5, columnspacing=1.8)

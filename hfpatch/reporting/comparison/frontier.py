@@ -1,21 +1,17 @@
-"""Methods by budget: the figure, the sentences and the table of a comparison with budgets."""
+"""Methods by budget: the figure and the table of a comparison with budgets."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from hfpatch.errors import listed
 from hfpatch.recipes.budgets import budget_in
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
-from hfpatch.reporting.comparison.answer import tone_of
-from hfpatch.reporting.comparison.forest import AT_RATES_TRIED, TRIED
+from hfpatch.reporting.comparison.forest import EXPLORATORY, FOOTNOTES, TRIED
 from hfpatch.reporting.numbers import (
     NOTHING,
     Change,
@@ -34,26 +30,6 @@ from hfpatch.results.frontier import Exchange, Frontier, FrontierLine, times_tex
 from hfpatch.results.verdicts import Verdict
 
 _BOUNDS = ("why", "more_than", "less_than")
-_READING = (
-    "How many times {name}'s parameters a method needs for equal gain: the mean over all gains that both reach, "
-    "with the 95 % interval of this rate alone. Ahead and behind at a budget are tested against the LoRA of that "
-    "budget, corrected over its question.{exploratory} More in docs/frontiers.md."
-)
-
-
-def frontier_blocks(results: ComparisonResults) -> Iterator[doc.Block]:
-    """Yield the sentences of a comparison with budgets; nothing without budgets."""
-    frontier = results.frontier
-    if frontier is None:
-        return
-    others = [line for line in frontier.lines if line.method != frontier.reference]
-    tones = {line.method: tone_of([*against_reference(results, line).values()]) for line in others}
-    yield doc.Findings(tuple(doc.Finding(e.method, sentence(results, e), tones[e.method]) for e in others))
-    if frontier.reference is not None:
-        tested = {line.method: against_reference(results, line).values() for line in others}
-        secondary = [name for name, made in tested.items() if made and all(one.role != "primary" for one in made)]
-        exploratory = f" Exploratory: {listed(secondary)}." if secondary else ""
-        yield doc.Text(_READING.format(name=frontier.reference, exploratory=exploratory), "caption")
 
 
 def against_reference(results: ComparisonResults, line: FrontierLine) -> dict[str, Verdict]:
@@ -68,61 +44,6 @@ def against_reference(results: ComparisonResults, line: FrontierLine) -> dict[st
         verdict = next((verdict for verdict in made if verdict is not None and verdict.tone != "not tested"), None)
         tested |= {point: verdict} if verdict is not None else {}
     return tested
-
-
-def sentence(results: ComparisonResults, line: FrontierLine) -> str:
-    """Compare a method with the reference in one sentence, without its subject."""
-    frontier, exchange = results.frontier, line.exchange
-    if frontier is None or frontier.reference is None:
-        return "is compared with no LoRA of several budgets"
-    if line.method == frontier.reference:
-        return "is what the others are compared with"
-    name, clauses = frontier.reference, []
-    if exchange is not None and exchange.rate is not None:
-        low, high = (times_text(end) for end in (exchange.low, exchange.high))
-        clauses.append(f"reaches {name}'s gain with {times_text(exchange.rate)} times its parameters [{low}, {high}]")
-    if verdicts := against_reference(results, line):
-        clauses.append(_where(results, name, verdicts, at_every=len(verdicts) == len(line.points) > 1))
-        if tried := [budget_in(one.method) or budget_in(one.other) for one in verdicts.values() if one.at_rates_tried]:
-            clauses[-1] += ", at the rates tried" + (f" at {listed(tried)}" if len(tried) < len(verdicts) else "")
-    if exchange is not None and exchange.rate is None and exchange.bounds:
-        clauses.append(f"needs {exchange.bounds} times {name}'s parameters for equal gain ({exchange.why})")
-    elif exchange is not None and exchange.rate is None:
-        clauses.append(f"its exchange rate cannot be told ({exchange.why})")
-    return "; ".join(clauses) or f"is not compared with {name}"
-
-
-def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict], *, at_every: bool) -> str:
-    """Say at which budgets a method is ahead of the reference, and at which behind; a method of one size at its LoRA's.
-
-    ``at_every``: whether every budget of the method was tested.
-    """
-    budgets_by_tone: dict[str, list[str]] = {"better": [], "worse": [], "same": [], "undecided": []}
-    for point, verdict in verdicts.items():
-        budgets_by_tone[verdict.tone].append(budget_in(point) or budget_in(verdict.other))
-    better, worse, same, undecided = budgets_by_tone.values()
-    neither = [*same, *undecided]
-    tested = "every budget" if at_every else listed([*better, *worse, *neither])
-    if not better and not worse:
-        if same and undecided:
-            return f"is equivalent to {name} at {listed(same)}, undecided at {listed(undecided)}"
-        return f"is {'equivalent to' if same else 'undecided against'} {name} at {tested}"
-    if not neither and not (better and worse):
-        return f"is {'ahead of' if better else 'behind'} {name} at {tested}"
-    if better and worse and not neither and at_every:
-        # Where the better one changes, to two digits, if it does so once: between two budgets the difference of the
-        # gains is linear in the logarithm of the parameters
-        sizes = [results.methods[point].trainable for point in verdicts]
-        gains = [verdict.difference for verdict in verdicts.values()]
-        crossed = [(one, two) for one, two in pairwise(zip(sizes, gains, strict=True)) if one[1] * two[1] < 0]
-        if len(crossed) == 1:
-            (size, gain), (larger, other_gain) = crossed[0]
-            crossing = int(float(f"{size * (larger / size) ** (gain / (gain - other_gain)):.1e}"))
-            first = next(iter(verdicts.values()))
-            side, other = ("ahead of", "behind") if first.tone == "better" else ("behind", "ahead")
-            return f"is {side} {name} below {crossing:,} parameters, {other} above"
-    at = {f"ahead of {name}": better, f"behind {name}": worse, f"equivalent to {name}": same, "undecided": undecided}
-    return f"is {listed([f'{words} at {listed(budgets)}' for words, budgets in at.items() if budgets])}"
 
 
 def frontier_csv(results: ComparisonResults) -> str:
@@ -167,24 +88,30 @@ def budget_table(results: ComparisonResults) -> doc.Table:
             if gain is not None and not budget:
                 text += f" ({short_count(results.methods[line.points[0]].trainable)})"
             if point in tested:
-                mark = f" {TRIED}" * bool(tested[point].at_rates_tried)
-                cells.append(doc.Cell((f"{text}{mark}",), tested[point].tone))
+                marks = EXPLORATORY * (tested[point].role != "primary") + TRIED * bool(tested[point].at_rates_tried)
+                cells.append(doc.Cell((f"{text}{marks}",), tested[point].tone))
             else:
                 cells.append(text)
         equal = line.exchange
         if line.method == frontier.reference:
             cells.append("1")
         elif equal is None or equal.rate is None:
-            cells.append(NOTHING if equal is None else equal.bounds or "cannot be told")
+            cells.append(NOTHING if equal is None else equal.bounds or f"cannot be told ({equal.why})")
         else:
             cells.append(f"{times_text(equal.rate)} [{times_text(equal.low)}, {times_text(equal.high)}]")
         table.append(doc.Row(tuple(cells)))
     task, unit = task_text(frontier.task), unit_text(frontier.metric, scale_in(results, frontier.task, frontier.metric))
     caption = f"Gains over the base on {task}, in {unit}."
     if (name := frontier.reference) is not None:
-        caption += f" Marks: against {name} of that budget. For equal gain: times the parameters of {name} [95 %]."
+        tones = {verdict.tone for tested in against.values() for verdict in tested.values()}
+        marks = ", ".join(f"{mark} {doc.WORDS.get(tone, tone)}" for tone, mark in doc.MARKS.items() if tone in tones)
+        caption += f" Against {name} of that budget, corrected over the question: {marks}." if marks else ""
+        caption += (
+            f" For equal gain: how many times {name}'s parameters a method needs, with the plain 95 % interval of this "
+            "rate (docs/frontiers.md)."
+        )
     made = doc.Table("budgets", "Gain by budget", tuple(columns), tuple(table), heading=False)
-    return replace(made, caption=" ".join([caption, *made.notes(AT_RATES_TRIED)]))
+    return replace(made, caption=" ".join([caption, *made.notes(FOOTNOTES)]))
 
 
 def _budgets(results: ComparisonResults, frontier: Frontier) -> dict[str, int]:

@@ -1,21 +1,13 @@
-"""The figure, the sentences and the table of a comparison with budgets: their numbers are those of the results."""
-
-import math
+"""The figure and the table of a comparison with budgets: their numbers are those of the results."""
 
 import pytest
 from budgets_example import BUDGETS, EXCHANGES, GAINS, frontier_example
 from reporting.conftest import document_of, read_csv, rows_of
 
 from hfpatch.reporting import document as doc
-from hfpatch.reporting.comparison.frontier import (
-    against_reference,
-    budget_table,
-    frontier_blocks,
-    frontier_figure,
-    sentence,
-)
+from hfpatch.reporting.comparison.frontier import against_reference, budget_table, frontier_figure
 from hfpatch.reporting.html import html
-from hfpatch.reporting.markdown import markdown
+from hfpatch.reporting.markdown import markdown, markdown_table
 from hfpatch.reporting.theme import INK
 
 
@@ -33,28 +25,33 @@ def test_the_figure_has_a_line_a_method_and_the_lora_in_black():
     assert any(min(band) == pytest.approx(0.04) and max(band) == pytest.approx(0.36) for band in bands)  # of lora
 
 
-def test_the_table_has_each_gain_and_rate_and_findings_the_tones_of_their_verdicts():
-    results = frontier_example()
-    findings, *_ = frontier_blocks(results)
-    table = budget_table(results)
-    tones = {finding.subject: finding.tone for finding in findings.items}
-    assert tones == {"ahead": "better", "behind": "worse", "turning": "mixed", "alone": "not tested"}
+def primary(*families):
+    """The question whether methods are better than the LoRA of their budget."""
+    pairs = [[f"{family}@{budget}", f"lora@{budget}"] for family in families for budget in BUDGETS]
+    return {"questions": [{"question": "gain", "pairs": pairs, "on": ["held_out_text"]}]}
+
+
+def test_the_table_has_each_gain_and_rate_and_the_tones_of_their_verdicts():
+    table = budget_table(frontier_example())
     assert [column.name for column in table.columns] == ["method", *BUDGETS, "its one size", "for equal gain"]
     rows = rows_of(table)
-    assert rows["ahead"] == ["+0.20", "+0.30", "+0.40", "–", "0.1 [0.05, 0.2]"]
+    assert rows["ahead"] == ["+0.20†", "+0.30†", "+0.40†", "–", "0.1 [0.05, 0.2]"]
     assert rows["lora"][-1] == "1"
-    assert rows["turning"][-1] == "cannot be told"
+    assert rows["turning"][-1] == "cannot be told (they reach no common gain)"
     assert rows["alone"] == ["–", "–", "–", "+0.15 (500)", "3.1 [2.2, 123]"]
     tones = {str(row.cells[0]): [getattr(cell, "tone", None) for cell in row.cells[1:4]] for row in table.rows}
     assert tones["turning"] == ["better", "undecided", "worse"]
     assert tones["lora"] == [None] * 3
+    assert "| turning | ● +0.20† | ○ +0.20† | ◆ +0.20† |" in markdown_table(table)
+    assert "● better, ◆ worse, ○ undecided." in table.caption
 
 
 def test_what_no_primary_question_asks_is_called_exploratory():
-    pairs = [[f"behind@{budget}", f"lora@{budget}"] for budget in BUDGETS]
-    questions = [{"question": "gain", "pairs": pairs, "on": ["held_out_text"]}]
-    *_, caption = frontier_blocks(frontier_example(questions=questions))
-    assert " Exploratory: ahead and turning." in caption.text
+    table = budget_table(frontier_example(**primary("behind")))
+    marked = {name: [cell.endswith("†") for cell in cells[:3]] for name, cells in rows_of(table).items()}
+    assert [name for name, marks in marked.items() if all(marks)] == ["ahead", "turning"]
+    assert not any(marked["behind"])
+    assert "†: exploratory." in table.caption
 
 
 def test_the_frontier_follows_the_answer_and_its_data_are_complete():
@@ -75,69 +72,32 @@ def test_the_frontier_follows_the_answer_and_its_data_are_complete():
 
 def test_a_comparison_without_budgets_has_none(results):
     assert frontier_figure(results) is None
-    assert [*frontier_blocks(results)] == []
 
 
 def line_of(results, method):
     return next(line for line in results.frontier.lines if line.method == method)
 
 
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        ("ahead", "reaches lora's gain with 0.1 times its parameters [0.05, 0.2]; is ahead of lora at every budget"),
-        ("behind", "reaches lora's gain with 10 times its parameters [5, 20]; is behind lora at every budget"),
-        ("alone", "reaches lora's gain with 3.1 times its parameters [2.2, 123]"),
-        ("lora", "is what the others are compared with"),
-    ],
-)
-def test_one_sentence_a_method(method, expected):
-    results = frontier_example()
-    assert sentence(results, line_of(results, method)) == expected
-
-
-def test_where_the_better_method_changes_is_said_where_all_is_found():
-    results = frontier_example()
-    turning = line_of(results, "turning")
-    assert sentence(results, turning) == (
-        "is ahead of lora at 1k, behind lora at 100k and undecided at 10k; its exchange rate cannot be told "
-        "(they reach no common gain)"
-    )
-    two = turning.model_copy(update={"points": ["turning@1k", "turning@100k"]})
-    crossing = 1000 * math.sqrt(100)  # gains differ by 0.1 at 1k and by -0.1 at 100k
-    assert sentence(results, two).startswith(f"is ahead of lora below {crossing:,.0f} parameters, behind above")
-
-
-def test_only_budgets_that_were_tested_are_named():
+def test_only_budgets_that_were_tested_have_a_tone():
     results = frontier_example()
     gone, untested = results.verdict("ahead@10k", "held_out_text", "lora@10k"), {"outcome": "not tested", "why": "gone"}
     alone = gone.model_copy(update={"method": "alone", "outcome": "worse"})
     joined = [one.model_copy(update=untested) if one == gone else one for one in results.verdicts]
-    some = results.model_copy(update={"joined": [*joined, alone]})
-    assert sentence(some, line_of(some, "ahead")).endswith("; is ahead of lora at 1k and 100k")
-    assert sentence(some, line_of(some, "alone")).endswith("; is behind lora at 10k")
-    only = frontier_example().only(["ahead@1k", "lora@1k", "lora@10k"])
-    assert sentence(only, line_of(only, "ahead")).endswith("; is ahead of lora at 1k")
+    table = budget_table(results.model_copy(update={"joined": [*joined, alone]}))
+    tones = {str(row.cells[0]): [getattr(cell, "tone", None) for cell in row.cells[1:5]] for row in table.rows}
+    assert tones["ahead"] == ["better", None, "better", None]
+    assert tones["alone"] == [None, None, None, "worse"]
 
 
-@pytest.mark.parametrize(
-    ("tried", "ending"),
-    [
-        (["10k"], ", at the rates tried at 10k"),
-        (["1k", "10k", "100k"], ", at the rates tried"),
-        ([], "at every budget"),
-    ],
-)
-def test_the_budgets_at_which_only_the_rates_tried_decide_are_marked(tried, ending):
-    results = frontier_example()
+@pytest.mark.parametrize("tried", [["10k"], ["1k", "10k", "100k"], []])
+def test_the_budgets_at_which_only_the_rates_tried_decide_are_marked(tried):
+    results = frontier_example(**primary("ahead"))
     joined = [
         one.model_copy(update={"at_rates_tried": one.method in [f"ahead@{budget}" for budget in tried] or None})
         for one in results.verdicts
     ]
-    marked = results.model_copy(update={"joined": joined})
-    assert sentence(marked, line_of(marked, "ahead")).endswith(ending)
-    table = budget_table(marked)
-    assert [cell.endswith(" ‡") for cell in rows_of(table)["ahead"][:3]] == [name in tried for name in BUDGETS]
+    table = budget_table(results.model_copy(update={"joined": joined}))
+    assert [cell.endswith("‡") for cell in rows_of(table)["ahead"][:3]] == [name in tried for name in BUDGETS]
     assert table.caption.endswith("‡: at the rates tried.") == bool(tried)
 
 
@@ -149,7 +109,7 @@ def test_each_budget_has_the_verdict_against_the_lora_of_its_own():
     }
     assert {verdict.family for verdict in tested.values()} == {3 * (len(GAINS) - 1)}  # all budgets of all methods
     alone = results.model_copy(update={"frontier": results.frontier.model_copy(update={"reference": None})})
-    assert sentence(alone, line_of(alone, "ahead")) == "is compared with no LoRA of several budgets"
+    assert against_reference(alone, line_of(alone, "ahead")) == {}
 
 
 def test_some_methods_and_labels():
@@ -165,4 +125,4 @@ def test_some_methods_and_labels():
     }
     labelled = results.model_copy(update={"methods": methods}).labelled()
     assert labelled.frontier.reference == "LoRA"
-    assert sentence(labelled, line_of(labelled, "behind")).endswith("is behind LoRA at every budget")
+    assert budget_table(labelled).columns[-1].notes == ("× LoRA",)
