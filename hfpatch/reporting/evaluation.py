@@ -123,7 +123,7 @@ def evaluation_csv(sources: Mapping[str, EvaluationResults]) -> str:
     headings = ["model", "patch", "added", "task", "metric", "value", "stderr", "n", "groups", "grouped_by"]
     headings = ["evaluation"] * (len(sources) > 1) + headings
     made = ({**record, "evaluation": label} for label, one in sources.items() for record in one.records("scores"))
-    return csv_text(headings, ([record.get(heading) for heading in headings] for record in made))
+    return csv_text(made, headings)
 
 
 def _model_text(model: Mapping[str, Any]) -> str:

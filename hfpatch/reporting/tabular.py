@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 
 from hfpatch.reporting.document import Cell, Table
+from hfpatch.results.tables import Record
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SPECIAL = {
@@ -18,15 +19,19 @@ _SPECIAL = {
 """``[`` and ``*`` after a line's end would be its argument; reports write ``−``, ``×`` and other signs."""
 
 
-def csv_text(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as CSV; None becomes an empty field, text that a spreadsheet takes for a formula gets a quote.
+def csv_text(records: Iterable[Record], headings: Sequence[str] = ()) -> str:
+    """Return records as CSV, a column for each heading, by default for each key but those of lists.
 
-    Numbers have ten digits: the further ones of a solver differ between processors.
+    None becomes an empty field, text that a spreadsheet takes for a formula gets a quote. Numbers have ten digits: the
+    further ones of a solver differ between processors.
     """
+    rows = list(records)
+    keys = (key for row in rows for key, value in row.items() if not isinstance(value, list))
+    headings = headings or list(dict.fromkeys(keys))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(headings)
-    writer.writerows(map(_field, row) for row in rows)
+    writer.writerows([_field(row.get(heading)) for heading in headings] for row in rows)
     return text.getvalue()
 
 

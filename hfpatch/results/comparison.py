@@ -14,11 +14,11 @@ from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.methods import check_chosen
 from hfpatch.recipes.pairs import Question, is_lora, question_of
 from hfpatch.recipes.questions import HELD_OUT
-from hfpatch.results.frontier import Frontier
+from hfpatch.results.frontier import Exchange, Frontier
 from hfpatch.results.layout import Method, Run, Study
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import NATS_PER_TOKEN, SCHEMA, Comparison, Task, TaskResult, Values, task_results, with_names
-from hfpatch.results.retention import RETENTION, KeptAnswers, Retention
+from hfpatch.results.retention import RETENTION, KeptAnswers, Retention, RetentionPoint
 from hfpatch.results.tables import Record, Tabular, pair_records, score_records
 from hfpatch.results.tuning import Tuning
 from hfpatch.results.verdicts import (
@@ -71,7 +71,10 @@ class ComparisonResults(Tabular):
             They follow from the rest.
     """
 
-    tables = ("scores", "methods", "verdicts", "comparisons", "curves", "layers", "trials", "retention")
+    tables = (
+        *("scores", "methods", "verdicts", "comparisons", "frontier", "curves", "layers", "diagnostics", "trials"),
+        "retention",
+    )
 
     kind: Literal["comparison"] = "comparison"
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
@@ -293,6 +296,12 @@ class ComparisonResults(Tabular):
         """Return the paired difference by a metric, if it was made."""
         return self._index.get((method, reference, task, metric))
 
+    def gain_at(self, point: RetentionPoint) -> Comparison | None:
+        """Return a point's difference on held-out text, in nats per token: below 0 it gains. None without such text."""
+        if point.scale != 1:
+            return point.comparison(HELD_OUT, NATS_PER_TOKEN)
+        return self.comparison(point.method, HELD_OUT, self.baseline, NATS_PER_TOKEN)
+
     def verdict(self, method: str, task: str, other: str | None) -> Verdict | None:
         """Return the verdict of a pair on a task; None where no question compares the pair."""
         return self._decided.get((method, other, task))
@@ -371,13 +380,18 @@ class ComparisonResults(Tabular):
                 for name, method in self.methods.items():
                     if (curve := method.curve) is not None:
                         for step, loss in zip(curve.steps, curve.loss, strict=True):
-                            yield {"method": name, "step": step, "loss": loss, "held_out": curve.held_out.get(step)}
+                            row = {"method": name, "step": step, "loss": loss, "seeds": curve.seeds}
+                            yield {**row, "held_out": curve.held_out.get(step)}
             case "layers":
                 for name, method in self.methods.items():
                     for series in method.layers:
                         of_series = {"method": name, "quantity": series.quantity, "group": series.group}
                         for layer, value in sorted(series.points.items()):
-                            yield {**of_series, "layer": layer, "value": value}
+                            yield {**of_series, "layer": layer, "value": value, "reference": series.reference}
+            case "diagnostics":
+                for name, method in self.methods.items():
+                    for diagnostic in method.variant.diagnostics if method.variant is not None else ():
+                        yield {"method": name, **diagnostic.to_json()}
             case "trials" if (tuning := self.tuning) is not None:
                 for trial in tuning.trials:
                     row = {"method": trial.method, **trial.values, "loss": trial.loss}
@@ -386,7 +400,18 @@ class ComparisonResults(Tabular):
                 for point in retention.points:
                     of_point = {"method": point.method, "scale": point.scale, "tuning_loss": point.tuning_loss}
                     of_point["chosen"] = retention.chosen(point.method) == point.scale
-                    yield from ({**row, **of_point} for row in pair_records(point.comparisons))
+                    gain = self.gain_at(point)
+                    pairs = [*point.comparisons, *([gain] if gain is not None and point.scale == 1 else [])]
+                    yield from (of_point | row for row in pair_records(pairs))
+            case "frontier" if (frontier := self.frontier) is not None:
+                for line in frontier.lines:
+                    rate = (line.exchange or Exchange()).to_json()
+                    rate |= {"rate_low": rate.pop("low"), "rate_high": rate.pop("high")}
+                    for name in line.points:
+                        row = {"method": line.method, "point": name, "trainable": self.methods[name].trainable}
+                        gain = self.comparison(name, frontier.task, self.baseline, frontier.metric)
+                        made = gain.to_json() if gain is not None else {}
+                        yield row | {key: made.get(key) for key in ("difference", "low", "high")} | rate
 
     def _why_not(self, method: str, other: str, task: str) -> Reason:
         """Say why a pair was not compared on a task."""

@@ -16,7 +16,8 @@ from rich.console import Console
 from hfpatch.recipes.pairs import is_lora, question_of
 from hfpatch.reporting import terminal
 from hfpatch.reporting.comparison.document import comparison_document, read_material
-from hfpatch.reporting.comparison.figures import draw
+from hfpatch.reporting.comparison.figures import FIGURES, draw
+from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import report_style
 from hfpatch.results.folder import load_results
 from hfpatch.results.identity import OF_BASE, OF_TASK
@@ -201,6 +202,11 @@ def texts_of(svg):
 def read_csv(text):
     """Return the rows of a CSV file as dictionaries."""
     return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def data_of(results, figure):
+    """Return the rows of a figure's data."""
+    return read_csv(csv_text(results.records(FIGURES[figure].data)))
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from reporting.conftest import data_of, read_csv
 
 from hfpatch.reporting.comparison.document import RunData, comparison_document
-from hfpatch.reporting.comparison.figures import FIGURES, draw
+from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.document import Download
 from hfpatch.reporting.html import _download, html
 from hfpatch.results.folder import load_results
@@ -81,7 +82,7 @@ def test_downloads_hold_the_numbers_and_a_long_file_is_packed(build, raw):
         attrs["download"]: unquote(attrs["href"].partition(",")[2]) for tag, attrs in parsed.tags if "download" in attrs
     }
     assert set(files) == {"results.csv", "differences.csv"}
-    assert files["differences.csv"] == FIGURES["differences"].data(build(raw, curves=False))
+    assert read_csv(files["differences.csv"]) == data_of(build(raw, curves=False), "differences")
     content = "name,value\n" + "a,1\n" * 5000
     packed, plain = (str(_download(Download("x.csv", "its data", text))) for text in (content, "a,1\n"))
     name, data = re.search(r'download="([^"]*)" href="data:application/gzip;base64,([^"]*)"', packed).groups()

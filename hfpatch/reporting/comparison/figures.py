@@ -9,37 +9,31 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from hfpatch.recipes.pairs import is_lora
-from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.retention import text_of
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.forest import forest_figure
-from hfpatch.reporting.comparison.frontier import frontier_csv, frontier_figure
-from hfpatch.reporting.comparison.retention import gain_at
-from hfpatch.reporting.comparison.study import DIAGNOSTICS, diagnostics, diagnostics_csv
-from hfpatch.reporting.comparison.tables import DECIDED, PLAIN, pairs
-from hfpatch.reporting.comparison.tuning import tuning_csv, tuning_figure
+from hfpatch.reporting.comparison.frontier import frontier_figure
+from hfpatch.reporting.comparison.study import DIAGNOSTICS, diagnostics
+from hfpatch.reporting.comparison.tuning import tuning_figure
 from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short, styles, to_svg
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.layout import LayerSeries
 from hfpatch.results.retention import KL, RetentionPoint, front
 from hfpatch.results.series import QUANTITIES
 
 _Ends = tuple[float, float, float]  # a value, and the ends of its interval
 _MOST_GROUPS = 3  # of more series of one method in a panel, the mean is drawn
-_FEWEST_STEPS, _MOST_STEPS, _MOST_LINES = 50, 500, 40_000
-_DIFFERENCES = ("method", "other", "task", "metric", *PLAIN, *DECIDED, "why", "n", "seeds")
 
 
 class Drawing(NamedTuple):
-    """A figure of a comparison: its title, how to read it, what draws it where there is something, and its data."""
+    """A figure of a comparison: its title, how to read it, what draws it, and the table of `records` with its data."""
 
     title: str
     caption: str
     draw: Callable[[ComparisonResults], Figure | None]
-    data: Callable[[ComparisonResults], str]
+    data: str
     draws_all: bool = False
     of_study: str = ""
 
@@ -61,7 +55,7 @@ def figure_block(name: str, figure: Figure, results: ComparisonResults) -> doc.F
             f" Drawn are the {MOST_METHODS} of {others} methods with the smallest p against the baseline; the tables "
             "and the data have all."
         )
-    return doc.Figure(name, drawing.title, caption, to_svg(figure), drawing.data(results))
+    return doc.Figure(name, drawing.title, caption, to_svg(figure), csv_text(results.records(drawing.data)))
 
 
 def prominent(results: ComparisonResults) -> ComparisonResults:
@@ -86,7 +80,7 @@ def retention(results: ComparisonResults) -> Figure | None:
     panels: dict[str, list[tuple[RetentionPoint, _Ends, _Ends]]] = {}  # a point, its KL and its gain
     for task in kept.texts if kept is not None else ():
         for point in points:
-            kl, gain = point.comparison(task, KL), gain_at(results, point)
+            kl, gain = point.comparison(task, KL), results.gain_at(point)
             if kl is not None and gain is not None and np.isfinite([kl.difference, gain.difference]).all():
                 ends = (-gain.difference, -gain.high, -gain.low)
                 panels.setdefault(task, []).append((point, (kl.difference, kl.low, kl.high), ends))
@@ -174,17 +168,14 @@ def training(results: ComparisonResults) -> Figure | None:
     return figure
 
 
-def _layers(results: ComparisonResults) -> list[tuple[str, LayerSeries]]:
-    """Return methods and their series, in the order of quantities."""
-    order = {quantity: index for index, quantity in enumerate(QUANTITIES.values())}
-    layers = [(name, series) for name, method in results.methods.items() for series in method.layers]
-    return sorted(layers, key=lambda pair: order.get(pair[1].quantity, len(order)))
-
-
 def layer_panels(results: ComparisonResults) -> Figure | None:
     """Draw every quantity against the layer, one line per method; None where nothing is known layer by layer."""
-    shown = [(name, series) for name, series in _layers(results) if series.points]
-    quantities = list(dict.fromkeys(series.quantity for _, series in shown))
+    shown = [(name, series) for name, method in results.methods.items() for series in method.layers if series.points]
+    order = list(QUANTITIES.values())
+    quantities = sorted(
+        dict.fromkeys(series.quantity for _, series in shown),
+        key=lambda quantity: order.index(quantity) if quantity in order else len(order),
+    )
     if not quantities:
         return None
     looks = styles(list(results.methods), results.baseline, {name for name, _ in shown})
@@ -215,52 +206,13 @@ def layer_panels(results: ComparisonResults) -> Figure | None:
     return figure
 
 
-def _differences_csv(results: ComparisonResults) -> str:
-    return csv_text(_DIFFERENCES, ([pair.get(key) for key in _DIFFERENCES] for pair in pairs(results)))
-
-
-def _retention_csv(results: ComparisonResults) -> str:
-    first = ("method", "scale", "chosen", "text", "metric", "difference", "low", "high", "n", "seeds")
-    rows, kept = [], results.retention
-    for point in kept.points if kept is not None else ():
-        chosen, gain = kept is not None and kept.chosen(point.method) == point.scale, gain_at(results, point)
-        others = [pair for pair in point.comparisons if pair.task != HELD_OUT]
-        for one in ([gain] if gain is not None else []) + others:
-            numbers = (one.difference, one.low, one.high, one.n, one.seeds)
-            rows.append((point.method, point.scale, chosen, one.task, one.metric, *numbers, point.tuning_loss))
-    return csv_text((*first, "tuning_loss"), rows)
-
-
-def _training_csv(results: ComparisonResults) -> str:
-    """Return the curves, of each at most 500 steps."""
-    curves = {name: method.curve for name, method in results.methods.items() if method.curve is not None}
-    most = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_LINES // max(1, len(curves))))
-    points = (
-        (name, step, loss, curve.seeds, curve.held_out.get(step))
-        for name, curve in curves.items()
-        for i, (step, loss) in enumerate(zip(curve.steps, curve.loss, strict=True))
-        if i % -(-len(curve.steps) // most) == 0 or step in curve.held_out
-    )
-    return csv_text(("method", "step", "loss", "seeds", "held_out"), points)
-
-
-def _layers_csv(results: ComparisonResults) -> str:
-    headings = ("quantity", "method", "group", "layer", "value", "reference")
-    rows = (
-        (series.quantity, method, series.group, layer, value, series.reference)
-        for method, series in _layers(results)
-        for layer, value in sorted(series.points.items())
-    )
-    return csv_text(headings, rows)
-
-
 FIGURES = {
     "frontier": Drawing(
         "Gain against parameters",
         "The gain over the base against trainable parameters, one line per method; bands are plain 95 % intervals over "
         "seeds and documents. Black is the LoRA of the exchange rates. A method of one size is a mark.",
         frontier_figure,
-        frontier_csv,
+        "frontier",
         draws_all=True,
     ),
     "tuning": Drawing(
@@ -269,14 +221,14 @@ FIGURES = {
         "rate the lowest. The ringed mark is the choice. A mark at the upper edge lies above the panel; a cross "
         "diverged.",
         tuning_figure,
-        tuning_csv,
+        "trials",
     ),
     "differences": Drawing(
         "Differences of the first question",
         "Thin lines are the intervals of the outcomes, corrected for all pairs of the question; thick ones are those "
         "of each difference alone (95 %). The band is the margin.",
         forest_figure,
-        _differences_csv,
+        "verdicts",
         draws_all=True,
     ),
     "retention": Drawing(
@@ -286,7 +238,7 @@ FIGURES = {
         "of rewind; the ring is the one that the text of tuning chooses. Nothing measured lies above and to the left "
         "of the grey front.",
         retention,
-        _retention_csv,
+        "retention",
     ),
     "training": Drawing(
         "Training curves",
@@ -294,7 +246,7 @@ FIGURES = {
         "the same batches, so the noise of the batches cancels there. Where the loss on held-out text was measured, it "
         "has a panel of its own.",
         training,
-        _training_csv,
+        "curves",
         of_study="The training loss, mean over seeds, as a running mean; the loss on held-out text; and, between them, "
         "the share of the baseline's that is saved.",
     ),
@@ -302,14 +254,14 @@ FIGURES = {
         "Size and direction of f",
         DIAGNOSTICS,
         diagnostics,
-        diagnostics_csv,
+        "diagnostics",
     ),
     "layers": Drawing(
         "Layer by layer",
         "Layer by layer, the mean over seeds. Norms are Frobenius norms of the saved patch; of "
         "several series of one method in a panel, such as heads, the mean is drawn.",
         layer_panels,
-        _layers_csv,
+        "layers",
     ),
 }
 """In the order of drawing."""

@@ -23,13 +23,10 @@ from hfpatch.reporting.numbers import (
     task_text,
     unit_text,
 )
-from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import INK, MUTED, Style, report_style, short, styles
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.frontier import Exchange, Frontier, FrontierLine, times_text
+from hfpatch.results.frontier import Frontier, FrontierLine, times_text
 from hfpatch.results.verdicts import Verdict
-
-_BOUNDS = ("why", "more_than", "less_than")
 
 
 def against_reference(results: ComparisonResults, line: FrontierLine) -> dict[str, Verdict]:
@@ -44,22 +41,6 @@ def against_reference(results: ComparisonResults, line: FrontierLine) -> dict[st
         verdict = next((verdict for verdict in made if verdict is not None and verdict.tone != "not tested"), None)
         tested |= {point: verdict} if verdict is not None else {}
     return tested
-
-
-def frontier_csv(results: ComparisonResults) -> str:
-    """Return the figure's data: a row for each point, in the figure's unit, and its method's exchange rate."""
-    headings = "method", "point", "parameters", "gain", "low", "high", "rate", "rate_low", "rate_high", *_BOUNDS
-    rows: list[tuple[object, ...]] = []
-    if (frontier := results.frontier) is None:
-        return csv_text(headings, rows)
-    for line in frontier.lines:
-        rate = line.exchange or Exchange()
-        for point in line.points:
-            gain, size = gain_on(results, point, frontier.task, plain=True), results.methods[point].trainable
-            ends = (None,) * 3 if gain is None else (gain.difference, gain.low, gain.high)
-            bounds = (getattr(rate, name) for name in _BOUNDS)
-            rows.append((line.method, point, size, *ends, rate.rate, rate.low, rate.high, *bounds))
-    return csv_text(headings, rows)
 
 
 def budget_table(results: ComparisonResults) -> doc.Table:

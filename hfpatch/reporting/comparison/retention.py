@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.retention import text_of
 from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.numbers import (
@@ -17,15 +16,8 @@ from hfpatch.reporting.numbers import (
     outcome_of,
 )
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.parts import NATS_PER_TOKEN, Comparison
-from hfpatch.results.retention import AGREEMENT, RETENTION, KeptAnswers, Retention, RetentionPoint
-
-
-def gain_at(results: ComparisonResults, point: RetentionPoint) -> Comparison | None:
-    """Return a point's difference on held-out text, in nats per token: below 0 it gains. None without such text."""
-    if point.scale != 1:
-        return point.comparison(HELD_OUT, NATS_PER_TOKEN)
-    return results.comparison(point.method, HELD_OUT, results.baseline, NATS_PER_TOKEN)
+from hfpatch.results.parts import Comparison
+from hfpatch.results.retention import AGREEMENT, RETENTION, KeptAnswers, Retention
 
 
 def shares_text(one: KeptAnswers) -> tuple[str, str]:
@@ -71,7 +63,7 @@ def retention_table(results: ComparisonResults) -> Table:
                 point.method,
                 f"{point.scale:g}{' (chosen)' if chosen else ''}",
                 text_of(task),
-                _cell(gain_at(results, point), -1.0),
+                _cell(results.gain_at(point), -1.0),
                 *(_cell(changes[metric], 100.0 if metric == AGREEMENT else 1.0) for metric in RETENTION),
                 NOTHING if verdict is None else Cell((str(outcome_of(verdict)),), verdict.tone),
             )

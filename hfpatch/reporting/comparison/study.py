@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from hfpatch.reporting import plots
-from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import MUTED, short
 from hfpatch.results.comparison import ComparisonResults
 
@@ -42,11 +41,3 @@ def diagnostics(results: ComparisonResults) -> Figure | None:
         axes[2 * i].set_ylim(bottom=0)
         axes[2 * i + 1].axhline(90, color=MUTED, linewidth=0.8)
     return figure
-
-
-def diagnostics_csv(results: ComparisonResults) -> str:
-    """Return what f does in every layer, by step."""
-    fields = "step", "layer", "target", "size", "cosine", "size_beside_x"
-    variants = {name: method.variant for name, method in results.methods.items() if method.variant is not None}
-    rows = ((name, *(getattr(e, f) for f in fields)) for name, variant in variants.items() for e in variant.diagnostics)
-    return csv_text(("method", *fields), rows)

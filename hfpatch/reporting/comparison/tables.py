@@ -36,12 +36,11 @@ from hfpatch.results.verdicts import QUESTIONS, Verdict
 _MOST_IN_MARKDOWN = 40  # verdicts; of more, Markdown has only differences that were found
 _VERDICTS = ("better", "worse", "same", "undecided", "not tested", "no verdict")
 _SCORES = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
-PLAIN = ("difference", "low", "high", "p", "test")
-DECIDED = (
+_OF_PAIR = (
+    *("other", "difference", "low", "high", "p", "test"),
     *("role", "question", "outcome", "margin", "corrected_low", "corrected_high", "p_corrected", "level", "family"),
-    *("detectable", "margin_detectable", "seeds_needed", "documents_needed", "at_rates_tried", "changed"),
+    *("detectable", "margin_detectable", "seeds_needed", "documents_needed", "at_rates_tried", "changed", "why"),
 )
-_OF_PAIR = ("other", *PLAIN, *DECIDED, "why")
 _RESULTS = (*_SCORES, *_OF_PAIR, "groups", "grouped_by")
 
 
@@ -111,7 +110,7 @@ def difference_table(results: ComparisonResults) -> Table:
     tests = f" Tests of each question: {families}." if sizes else ""
     left_out = [f"{absent} that are in the answer or not decided"] * bool(absent)
     left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
-    more = f" Markdown leaves out {', and '.join(left_out)}; the page and figures/differences.csv have all."
+    more = f" Markdown leaves out {', and '.join(left_out)}; the page and results.csv have all."
     minus = f"{results.noun.capitalize()} minus reference."
     metrics = [*(pair.metric for pair in decided), *(pair.metric for pair in others)]
     measures = tuple(dict.fromkeys(map(metric_text, metrics)))
@@ -225,13 +224,13 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
     headings = ("run", *_RESULTS) if len(runs) > 1 else _RESULTS
     rows = []
     for label, results in runs.items():
-        made = [*results.records("scores")]
-        made += ({**pair, "trainable": results.methods[str(pair["method"])].trainable} for pair in pairs(results))
-        rows += [tuple({**record, "run": label}.get(heading) for heading in headings) for record in made]
-    return csv_text(headings, rows)
+        rows += [{**record, "run": label} for record in results.records("scores")]
+        for pair in _pairs(results):
+            rows.append({**pair, "trainable": results.methods[str(pair["method"])].trainable, "run": label})
+    return csv_text(rows, headings)
 
 
-def pairs(results: ComparisonResults) -> Iterator[dict[str, object]]:
+def _pairs(results: ComparisonResults) -> Iterator[dict[str, object]]:
     """Yield every paired difference: those with verdicts, then those by measures that decide nothing."""
     shown = {*results.tasks, *(results.retention.texts if results.retention is not None else ())}
     for verdict in results.verdicts:

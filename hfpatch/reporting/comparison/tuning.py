@@ -14,7 +14,6 @@ from hfpatch.errors import listed
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.numbers import NOTHING, count, decimal
-from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import PAPER, report_style, styles
 from hfpatch.results.comparison import ComparisonResults
 
@@ -61,20 +60,6 @@ def tuning_sections(results: ComparisonResults, figures: Sequence[doc.Figure]) -
     names = (results.noun, "learning rate", "other values", "held-out loss", "trials", "at the edge")
     table = replace(doc.Table.of("chosen", "Chosen rates", names, chosen), heading=False)
     yield doc.Section("tuning", "Tuning", (doc.Text(how), *figures, table))
-
-
-def tuning_csv(results: ComparisonResults) -> str:
-    """Return every trial, a column for each value that was tuned."""
-    tuning = results.tuning
-    trials = [trial for method in results.methods for trial in tuning.of(method)] if tuning is not None else []
-    keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
-    headings = ("method", *keys, "loss", "diverged_step", "chosen", "seed", "plan")
-    rows = []
-    for trial in trials:
-        chosen = "yes" if tuning is not None and tuning.is_chosen(trial) else "no"
-        outcome = trial.loss, trial.diverged_step, chosen, trial.seed, trial.plan
-        rows.append((trial.method, *map(trial.values.get, keys), *outcome))
-    return csv_text(headings, rows)
 
 
 @report_style()

@@ -6,10 +6,9 @@ import math
 import pytest
 from matplotlib.text import Text
 from reporting.big import write_big_run
-from reporting.conftest import read_csv, texts_of
+from reporting.conftest import data_of, texts_of
 
 from hfpatch.reporting.comparison.figures import (
-    FIGURES,
     draw,
     layer_panels,
     prominent,
@@ -87,25 +86,18 @@ def test_layers_have_a_panel_a_quantity_and_the_mean_of_many_groups(results):
 
 def test_the_data_of_the_figures(build, raw):
     results = build(raw)
-    differences = read_csv(FIGURES["differences"].data(results))
+    differences = data_of(results, "differences")
     assert {
         (row["method"], row["other"], row["task"]): float(row["difference"]) for row in differences if row["p"]
     } == {(pair["method"], pair["reference"], pair["task"]): pair["difference"] for pair in raw["comparisons"]}
     layers = [LayerSeries(quantity="‖a‖", group="q", points={3: 1e-9, 0: 0.25}, reference=0.5)]
-    text = FIGURES["layers"].data(having(results, "layers", [], lora=layers))
-    assert [row["value"] for row in read_csv(text)] == ["0.25", "1e-09"]
-
-
-def test_curves_have_at_most_some_hundred_steps_and_every_loss_on_held_out_text(build, raw):
-    curve = Curve(steps=list(range(1, 1201)), loss=[3 - i / 1200 for i in range(1200)], seeds=2, held_out={7: 2.5})
-    results = build(raw, curves=False)
-    methods = {str(i): results.methods["lora"].model_copy(update={"curve": curve}) for i in range(400)}
-    rows = read_csv(FIGURES["training"].data(results.model_copy(update={"methods": {"a": methods["0"]}})))
-    assert [int(row["step"]) for row in rows[:4]] == [1, 4, 7, 10]
-    assert [row["held_out"] for row in rows if row["held_out"]] == ["2.5"]
-    losses = [curve.loss[int(row["step"]) - 1] for row in rows]
-    assert [float(row["loss"]) for row in rows] == pytest.approx(losses, rel=1e-9)
-    assert len(read_csv(FIGURES["training"].data(results.model_copy(update={"methods": methods})))) < 45_000
+    rows = data_of(having(results, "layers", [], lora=layers), "layers")
+    assert [tuple(row.values())[2:] for row in rows] == [("q", "0", "0.25", "0.5"), ("q", "3", "1e-09", "0.5")]
+    curve = Curve(steps=[1, 2], loss=[3.0, 2.0], seeds=2, held_out={2: 2.5})
+    assert data_of(having(results, "curve", None, lora=curve), "training") == [
+        {"method": "lora", "step": "1", "loss": "3", "seeds": "2", "held_out": ""},
+        {"method": "lora", "step": "2", "loss": "2", "seeds": "2", "held_out": "2.5"},
+    ]
 
 
 def test_figures_show_the_surest_differences_whichever_way_they_go(tmp_path):

@@ -61,8 +61,8 @@ def test_the_frontier_follows_the_answer_and_its_data_are_complete():
     rows = read_csv(figures["frontier"].data)
     assert len(rows) == 3 * len(GAINS) + 1
     ahead = next(row for row in rows if row["point"] == "ahead@10k")
-    assert (ahead["parameters"], float(ahead["gain"])) == ("10000", pytest.approx(0.3))
-    assert (float(ahead["low"]), float(ahead["high"])) == pytest.approx((0.24, 0.36))
+    assert (ahead["trainable"], float(ahead["difference"])) == ("10000", pytest.approx(-0.3))  # nats: lower is better
+    assert (float(ahead["low"]), float(ahead["high"])) == pytest.approx((-0.36, -0.24))
     assert float(ahead["rate_high"]) == EXCHANGES["ahead"]["high"]
     text = markdown(made)
     assert text.index("for equal gain") < text.index("## Cautions") < text.index("figures/frontier.svg")

@@ -1,7 +1,7 @@
 import pytest
-from reporting.conftest import document_of, read_csv
+from reporting.conftest import data_of, document_of, read_csv
 
-from hfpatch.reporting.comparison.figures import FIGURES, draw
+from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.retention import answers_table, retention_table
 from hfpatch.reporting.comparison.tables import results_csv
 from hfpatch.reporting.facts import protocol_facts
@@ -50,7 +50,7 @@ def test_the_table_has_a_row_a_point_and_text(kept, build):
 
 
 def test_the_data_has_every_difference(kept, build):
-    rows = read_csv(FIGURES["retention"].data(build(kept)))
+    rows = data_of(build(kept), "retention")
     assert len(rows) == 2 * 5
     one = next(row for row in rows if (row["scale"], row["metric"]) == ("0.5", "nats_per_token"))
     assert (one["difference"], one["chosen"], one["tuning_loss"]) == ("-0.25", "True", "1.9")
@@ -61,8 +61,8 @@ def test_the_files_have_every_verdict_on_a_text_that_should_be_kept(kept, build)
     results = build(kept)
     (verdict,) = results.answers("retention")
     assert verdict.role == "secondary"
-    for text in (results_csv({"": results}), FIGURES["differences"].data(results)):
-        rows = [row for row in read_csv(text) if row["task"] == TEXT]
+    for every in (read_csv(results_csv({"": results})), data_of(results, "differences")):
+        rows = [row for row in every if row["task"] == TEXT]
         assert [(row["method"], row["other"], row["outcome"]) for row in rows] == [("lora", "baseline", "worse")]
 
 

@@ -4,12 +4,12 @@ import math
 import re
 
 import pytest
-from reporting.conftest import document_of, read_csv, rows_of, write_run
+from reporting.conftest import data_of, document_of, rows_of, write_run
 from reporting.study_example import LOSSES, SIZES, STEPS, TEXT, curve, difference, study
 
 from hfpatch.reporting import write_report
 from hfpatch.reporting.comparison.answer import headline_table, lead, sentences
-from hfpatch.reporting.comparison.figures import FIGURES, draw, training
+from hfpatch.reporting.comparison.figures import draw, training
 from hfpatch.reporting.comparison.forest import forest_of
 from hfpatch.reporting.comparison.study import diagnostics
 from hfpatch.reporting.comparison.tables import method_table, score_table
@@ -53,7 +53,7 @@ def test_its_figures_are_improvement_and_what_f_does_by_step(results):
     many = {f"a variant with a name {i:03d}": results.methods["nonlinear"] for i in range(14)}
     shown = [ax for ax in diagnostics(results.model_copy(update={"methods": many})).axes if ax.get_visible()]
     assert [ax.get_title(loc="left") for ax in shown] == [name for name in many for _ in range(2)]
-    rows = read_csv(FIGURES["diagnostics"].data(results))
+    rows = data_of(results, "diagnostics")
     assert [(row["method"], row["step"], row["layer"]) for row in rows[:2]] == [
         ("nonlinear", "100", "0"), ("nonlinear", "100", "1"),
     ]  # fmt: skip

@@ -3,12 +3,12 @@
 import re
 
 import pytest
-from reporting.conftest import document_of, read_csv, tuned_example
+from reporting.conftest import data_of, document_of, read_csv, tuned_example
 from reporting.study_example import study
 
 from hfpatch.reporting.cards import run_card
 from hfpatch.reporting.comparison.answer import lead
-from hfpatch.reporting.comparison.tuning import chosen_facts, tuning_csv, tuning_figure
+from hfpatch.reporting.comparison.tuning import chosen_facts, tuning_figure
 from hfpatch.reporting.differing import trained_differently
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
@@ -80,7 +80,7 @@ def test_a_method_whose_trials_all_diverged_is_never_called_tuned(build):
     assert chosen_facts(some, LORA) == [("Not tuned", "all 3 trials diverged; trained at lr=0.001")]
     text = markdown(document_of(some))
     assert "| lora | 0.001 | all diverged | 3 |" in text
-    assert [row["method"] for row in read_csv(tuning_csv(some)) if row["chosen"] == "yes"] == [SKIP]
+    assert [row["method"] for row in data_of(some, "tuning") if row["chosen"] == "True"] == [SKIP]
     with report_style():
         (ax,) = tuning_figure(some).axes
     assert len([line for line in ax.lines if line.get_markerfacecolor() == "none"]) == 1
@@ -112,7 +112,7 @@ def test_the_report_shows_the_choices_and_what_is_at_the_edge(tuned):
     assert "| lora | 0.1 | 1.2500 | 3 | highest rate tried |" in text
     assert "figures/tuning.svg" in text
     rows = read_csv(document.parts[0].figures["tuning"].data)
-    assert [(row["method"], row["lr"]) for row in rows if row["chosen"] == "yes"] == [(SKIP, "0.01"), (LORA, "0.1")]
+    assert [(row["method"], row["lr"]) for row in rows if row["chosen"] == "True"] == [(SKIP, "0.01"), (LORA, "0.1")]
     assert [row["diverged_step"] for row in rows if not row["loss"]] == ["7"]
     assert "tuning" in document.parts[0].figures
     assert rates_sentence(tuned) in html(document)
