@@ -76,14 +76,14 @@ class Findings:
 class Column:
     """A column: its name, small lines below it, whether it holds numbers, which are aligned right, and a tooltip.
 
-    A terminal too narrow for a line a row leaves out the columns with a ``rank``, the highest first.
+    A terminal too narrow for a line a row leaves out every ``detail``.
     """
 
     name: str
     notes: tuple[str, ...] = ()
     number: bool = False
     tip: str = ""
-    rank: int = 0
+    detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,6 @@ class Table:
     search: bool = False
     filters: tuple[Filter, ...] = ()
     folded: bool = False  # whether a page shows it only when asked, unless it is short
-    footnotes: Mapping[str, str] = field(default_factory=dict)  # for a terminal: a sentence for each mark in cells
 
     def notes(self, footnotes: Mapping[str, str]) -> list[str]:
         """Return the sentences of the marks that some cell has."""

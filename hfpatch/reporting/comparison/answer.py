@@ -16,7 +16,6 @@ from hfpatch.reporting.comparison.forest import (
     are_loras,
     asked,
     control_for,
-    forest_of,
     loras_text,
     others_text,
 )
@@ -204,11 +203,10 @@ def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     return next((tone for tone in tones if tone in present), "not tested")
 
 
-def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Table:
+def headline_table(results: ComparisonResults) -> Table:
     """Build the table of methods, by gain, the highest first; columns without values are left out.
 
-    For a ``terminal`` an outcome is a mark and numbers, the forest is drawn with characters, and the caption has the
-    units. Only the marks that it shows are explained.
+    Only the marks that it shows are explained.
     """
     task = next((verdict.task for verdict in asked(results)), results.first_task)
     gains = {name: gain for name in results.others if task and (gain := gain_on(results, name, task)) is not None}
@@ -222,11 +220,8 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
         units = [unit_text(results.deciding[task].metric, gain.scale) for gain in gains.values()]
         gain_cells = [signed_size(gains[name]) if name in gains else NOTHING for name in order]
         columns.append((Column("gain", (task_text(task), *units[:1]), number=True, tip=_GAIN), gain_cells))
-    if terminal and (forest := forest_of(results)) is not None:
-        limits = " to ".join(f"{end:.2g}".replace("-", MINUS) for end in forest.limits)
-        columns.append((Column("difference", (limits,), rank=6), [forest.strip(name) for name in order]))
     if task is not None:
-        cells = [_against(results, name, task, controls[name], brief=terminal) for name in order]
+        cells = [_against(results, name, task, controls[name]) for name in order]
         if not shared:  # each cell names its own
             cells = [_naming(controls[name], cell) for name, cell in zip(order, cells, strict=True)]
         columns.append((Column(f"against {shared}".rstrip(), tip=_AGAINST), cells))
@@ -234,17 +229,7 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
     rows = tuple(map(Row, zip(*(cells for _, cells in columns), strict=True)))
     shown = tuple(column for column, _ in columns)
     table = Table("headline", "Headline", shown, rows, heading=False).with_values()
-    if terminal:
-        return _for_terminal(table)
     return replace(table, caption=" ".join([_LEGEND, *table.notes(_EXPLAINED)]))
-
-
-def _for_terminal(table: Table) -> Table:
-    """Return the table with the notes of its columns in its caption."""
-    notes = [f"{head.name}: {', '.join(head.notes)}" for head in table.columns if head.notes and not head.rank]
-    columns = tuple(replace(column, notes=column.notes if column.rank else ()) for column in table.columns)
-    footnotes = {"[": "[Intervals] are corrected for all pairs of the question."} | _FOOTNOTES
-    return replace(table, columns=columns, caption=f"{'; '.join(notes)}." if notes else "", footnotes=footnotes)
 
 
 def _sizes(results: ComparisonResults, order: Sequence[str], controls: Mapping[str, str | None]) -> list[_Column]:
@@ -258,10 +243,7 @@ def _sizes(results: ComparisonResults, order: Sequence[str], controls: Mapping[s
     notes = ("non-embedding",) if results.study is not None else ()
     return [
         (Column("params", notes, number=True, tip="Trainable parameters."), sizes),
-        (
-            Column("size", number=True, tip="Parameters over those of the method that it is compared with.", rank=2),
-            ratios,
-        ),
+        (Column("size", number=True, tip="Parameters over those of what it is compared with.", detail=True), ratios),
     ]
 
 
@@ -269,11 +251,8 @@ _GAIN = "The difference to the baseline, above 0 is better. Gains are compared w
 _AGAINST = "The paired difference with the interval of its outcome, above 0 is better."
 
 
-def _against(results: ComparisonResults, name: str, task: str, control: str | None, *, brief: bool) -> str | Cell:
-    """Return the outcome of a method against its control: with its numbers, primary or exploratory.
-
-    Of a ``brief`` one the mark of the cell says the outcome.
-    """
+def _against(results: ComparisonResults, name: str, task: str, control: str | None) -> str | Cell:
+    """Return the outcome of a method against its control: with its numbers, primary or exploratory."""
     method = results.methods[name]
     if not method.runs:
         return "not finished"
@@ -287,9 +266,6 @@ def _against(results: ComparisonResults, name: str, task: str, control: str | No
     diverged = (
         f"{len(method.diverged)} of {len(method.runs)} seeds diverged" if method.diverged and not verdict.why else ""
     )
-    if gain is not None and brief:
-        ends = _ends(gain) if verdict.tone != "not tested" else ""
-        return Cell((f"{signed_size(gain)}{ends or ' '}{marks}".rstrip(),), verdict.tone)
     if verdict.tone == "not tested" and gain is not None:  # the sentences say why
         return Cell((f"not tested, {signed_size(gain)}",), verdict.tone)
     numbers = ""
@@ -319,8 +295,8 @@ def _kept(results: ComparisonResults, order: Sequence[str]) -> _Column:
             cells.append(NOTHING)
             continue
         if len(tasks) == 1:
-            outcome = replace(outcome_of(verdicts[0], gain_of(results, verdicts[0])), within="")  # in the heading
-            cells.append(Cell((str(outcome),), verdicts[0].tone))
+            outcome = replace(outcome_of(verdicts[0], gain_of(results, verdicts[0])), within="", rates="")
+            cells.append(Cell((f"{outcome}{TRIED * bool(verdicts[0].at_rates_tried)}",), verdicts[0].tone))
             continue
         by_words: dict[str, list[str]] = {}
         for verdict in verdicts:
@@ -349,9 +325,9 @@ def _costs(results: ComparisonResults, order: Sequence[str], controls: Mapping[s
         memory.append(NOTHING if over is None else f"{ratio(over)} ×")
         folds.append({True: "yes", False: "no", None: NOTHING}[results.methods[name].merges])
     return [
-        (Column("step time", number=True, tip=_TIME, rank=3), times),
-        (Column("memory", number=True, tip=_MEMORY, rank=4), memory),
-        (Column("folds", tip="Whether it can be merged into the base's weights.", rank=5), folds),
+        (Column("step time", number=True, tip=_TIME, detail=True), times),
+        (Column("memory", number=True, tip=_MEMORY, detail=True), memory),
+        (Column("folds", tip="Whether it can be merged into the base's weights.", detail=True), folds),
     ]
 
 

@@ -107,15 +107,13 @@ def comparison_document(material: Sequence[RunData]) -> doc.Document:
             for index, run in enumerate(material, 1)
         ),
         closing=(citation_section(results),),
-        summary=(notes, *_answer(first.shown, terminal=True)),  # the answer last, where a reader looks
+        summary=(notes, *_answer(first.shown)),  # the answer last, where a reader looks
     )
 
 
-def _answer(
-    results: ComparisonResults, figures: Sequence[doc.Figure] = (), *, terminal: bool = False
-) -> list[doc.Block]:
+def _answer(results: ComparisonResults, figures: Sequence[doc.Figure] = ()) -> list[doc.Block]:
     """Return the answer in sentences, its figures, and one table."""
-    table = headline_table(results, terminal=terminal) if results.frontier is None else budget_table(results)
+    table = headline_table(results) if results.frontier is None else budget_table(results)
     blocks: list[doc.Block] = [doc.Text(lead(results), "headline"), sentences(results), *figures]
     blocks += [table] if table.rows else []
     blocks += [doc.Text(changed, "caption")] if (changed := changed_text(results)) else []

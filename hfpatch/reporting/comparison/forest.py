@@ -1,4 +1,4 @@
-"""The forest of a comparison: its paired differences as gains, for a figure, and as characters for a terminal."""
+"""The forest of a comparison: its paired differences as gains, for a figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from hfpatch.recipes.pairs import in_one_group, is_lora
 from hfpatch.reporting import plots
-from hfpatch.reporting.document import MARKS, WORDS, Tone
+from hfpatch.reporting.document import WORDS, Tone
 from hfpatch.reporting.numbers import (
     Change,
     Scale,
@@ -44,7 +44,6 @@ _LOOKS: dict[Tone, tuple[str, str, str]] = {  # colour, marker and the face of t
     "undecided": (GREY, "o", PAPER),
     "not tested": (GREY, "x", GREY),
 }
-_LINE, _PLAIN, _CENTRE, _BAND = "─", "━", "│", "·"
 EXPLORATORY, TRIED = "†", "‡"
 FOOTNOTES = {EXPLORATORY: "†: exploratory.", TRIED: "‡: at the rates tried."}
 """The marks of a secondary outcome, and of one that another learning rate may turn, with their footnotes."""
@@ -79,28 +78,6 @@ class Forest:
     rows: tuple[ForestRow, ...]  # in the order of the recipe
     unit: str
     limits: tuple[float, float]  # of an axis
-
-    def strip(self, method: str, width: int = 25) -> str:
-        """Return the first row of a method as characters: the mark, both intervals, zero, and the margin's band."""
-        row = next((row for row in self.rows if row.verdict.method == method), None)
-        if row is None:
-            return ""
-
-        left, right = self.limits
-
-        def cell_of(value: float) -> int:
-            return round((min(max(value, left), right) - left) / (right - left) * (width - 1))
-
-        cells = [" "] * width
-        if row.margin is not None:
-            for at in range(cell_of(-row.margin), cell_of(row.margin) + 1):
-                cells[at] = _BAND
-        for (low, high), line in (((row.gain.low, row.gain.high), _LINE), (row.plain, _PLAIN)):
-            if math.isfinite(high - low):
-                cells[cell_of(low) : cell_of(high) + 1] = line * (cell_of(high) + 1 - cell_of(low))
-        cells[cell_of(0.0)] = _CENTRE
-        cells[cell_of(row.gain.difference)] = MARKS[row.verdict.tone]
-        return "".join(cells)
 
 
 def asked(results: ComparisonResults) -> list[Verdict]:

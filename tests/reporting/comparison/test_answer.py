@@ -12,7 +12,7 @@ from hfpatch.reporting.comparison.answer import (
     sentences,
     uncovered,
 )
-from hfpatch.reporting.comparison.forest import control_for, forest_of
+from hfpatch.reporting.comparison.forest import control_for
 from hfpatch.reporting.comparison.tables import difference_table
 from hfpatch.reporting.markdown import markdown
 from hfpatch.results.folder import load_results
@@ -214,22 +214,6 @@ def test_costs_are_ratios_in_each_round_to_the_control_and_merging_is_said(raw, 
     assert cells["lora"]["step time"] == "–"
     raw["methods"]["lora"]["cost"]["memory_bytes"] = None
     assert "memory" not in rows(build(raw))[SKIP]
-
-
-def test_a_terminal_has_the_forest_as_characters(results):
-    table = headline_table(results, terminal=True)
-    assert [column.name for column in table.columns] == [
-        "method", "gain", "difference", "against lora", "params", "size"
-    ]  # fmt: skip
-    strips = {str(row.cells[0]): str(row.cells[2]) for row in table.rows}
-    assert strips["lora"] == ""
-    assert "●" in strips[SKIP]
-    assert "━" in strips[SKIP]
-    forest = forest_of(results)
-    left, right = forest.limits
-    assert round((7.37 - left) / (right - left) * (len(strips[SKIP]) - 1)) == strips[SKIP].index("●")
-    assert [str(row.cells[3]).replace("\u00a0", " ") for row in table.rows] == ["+7.4 % [4.4, 10.4]†", "is a LoRA"]
-    assert [row.cells[3].tone for row in table.rows[:1]] == ["better"]
 
 
 def test_questions_that_were_asked_late_are_named(asked, raw, build):
