@@ -1,7 +1,6 @@
 """The products of linear layers by either library, against the formula in fp64."""
 
 import copy
-import time
 
 import pytest
 import torch
