@@ -7,7 +7,6 @@ import math
 import re
 import warnings
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub import constants
@@ -28,7 +27,6 @@ _REPORT = (
     *("recipe.yaml", "plan.json", "plan.safetensors", "questions.json", "results.json", "values.safetensors"),
     *("results.csv", "results.tex", "report.html", "report.md"),
 )
-_BASE_NAMES = {"adapter_config.json": ("base_model_name_or_path",), "patch.json": ("base", "name")}
 _OF_TRAINER = re.compile(
     r"training_args\.bin|trainer_state\.json|(optimizer|scheduler|scaler)\.(pt|bin)|rng_state.*\.pth|model\.safetensors"
 )
@@ -130,16 +128,14 @@ def _tree(folder: Path, root: Path) -> Contents:
         if path.suffix == ".pyc" or not _is_own(path, root) or any(part.startswith(".") for part in relative.parts):
             continue
         files[relative.as_posix()] = path
-        if (keys := _BASE_NAMES.get(path.name)) is not None:
+        if path.name in ("patch.json", "adapter_config.json"):
             value = read_json(path)
+            base, key = value, "base_model_name_or_path"
             if path.name == "patch.json":
                 read_manifest(path)  # refuses a damaged one
-            holder: Any = value
-            for key in keys[:-1]:
-                holder = holder.get(key) if isinstance(holder, dict) else None
-            name = holder.get(keys[-1]) if isinstance(holder, dict) else None
-            if isinstance(name, str) and shown_base(name) != name:
-                holder[keys[-1]] = shown_base(name)
+                base, key = value["base"], "name"
+            if isinstance(name := base.get(key), str) and shown_base(name) != name:
+                base[key] = shown_base(name)
                 files[relative.as_posix()] = (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
     return files
 
