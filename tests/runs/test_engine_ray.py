@@ -12,6 +12,7 @@ from accelerate import PartialState
 from tiny_runs import refused
 
 from hfpatch.__main__ import main
+from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines import ray
 from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
@@ -137,7 +138,13 @@ def test_no_running_ray_is_one_line(cluster):
 def test_a_machine_that_does_not_see_the_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "SEEN_S", 0.0)
     job = SimpleNamespace(queue=tmp_path / "absent", plan=SimpleNamespace(out=tmp_path))
-    said = ray.work_there(job, 0, {})
+    said = refused(ray.work_there, job, 0)
     assert said.startswith(f"{tmp_path}: cannot be seen from {socket.gethostname()}; choose an --out")
-    answered = SimpleNamespace(wait=lambda *_, **__: ([None], []), get=lambda _: said)
-    assert refused(ray.Task(answered, None).ended) == said
+
+    def get(_):  # as Ray does
+        error = RuntimeError("ray::work_there() (pid=3)")
+        error.cause = HfpatchError(said)
+        raise error
+
+    answered = SimpleNamespace(wait=lambda *_, **__: ([None], []), get=get)
+    assert ray.Task(answered, None).ended() == f"HfpatchError: {said}"

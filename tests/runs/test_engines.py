@@ -24,8 +24,9 @@ from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare
-from hfpatch.runs.engines import processes, ray, work
+from hfpatch.runs.engines import processes, work
 from hfpatch.runs.engines.driver import Engine, open_engine
+from hfpatch.runs.engines.ray import work_there
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS
 from hfpatch.runs.locks import FOLDER, birth, has_ended, new_holder
@@ -37,6 +38,8 @@ from hfpatch.training.records import MetricsFile
 
 SECONDS = 30
 """Within these a command that was interrupted has ended all its workers, on a busy machine."""
+EDITED = {**work.current_versions(), "hfpatch's code": "0"}
+"""The versions of a driver that started before an edit."""
 
 
 @pytest.fixture(scope="module")
@@ -322,13 +325,12 @@ def test_a_unit_that_fails_hands_its_inputs_to_no_other(tmp_path, monkeypatch):
 
     # A worker that starts after an edit of hfpatch ends, and leaves the units to the others
     Entry().write(queue / "0.json")
-    edited = work.Job(plan, queue, {}, tmp_path, 1, EngineSettings(jobs=1), "edited")
-    with pytest.raises(HfpatchError, match="is not what this command was started with"):
-        work.work(edited, 0)
-    assert Entry.find(queue / "0.json").waits
+    edited = work.Job(plan, queue, {}, tmp_path, 1, EngineSettings(jobs=1), EDITED)
     (queue / work.OPEN).touch()
-    monkeypatch.setattr(ray, "version", lambda package: "1.0")  # Ray need not be installed
-    assert "hfpatch's code is" in ray.work_there(edited, 0, {**ray.current_versions(), "hfpatch's code": "edited"})
+    for start in (work.work, work_there):
+        with pytest.raises(HfpatchError, match=r"^hfpatch's code is .* and 0 where the command was given; install"):
+            start(edited, 0)
+    assert Entry.find(queue / "0.json").waits
 
 
 @pytest.mark.parametrize(

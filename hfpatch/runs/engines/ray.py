@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +18,6 @@ from hfpatch.runs.engines.settings import LOCAL, EngineSettings
 from hfpatch.runs.engines.work import OPEN, Job, work
 from hfpatch.runs.locks import new_holder
 from hfpatch.support.signals import sigterm_kept
-from hfpatch.support.sources import CODE_SHA256
-from hfpatch.support.version import __version__
 
 CONNECT_S = 10.0
 """How long an address may take to answer."""
@@ -94,7 +89,7 @@ class RayTasks:
         passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
         if passed and self.settings.ray != LOCAL:  # on this machine they are inherited
             options["runtime_env"] = {"env_vars": passed}
-        return Task(self._ray, self._ray.remote(**options)(work_there).remote(job, seat, current_versions()))
+        return Task(self._ray, self._ray.remote(**options)(work_there).remote(job, seat))
 
 
 @dataclass(frozen=True)
@@ -105,19 +100,14 @@ class Task:
     result: Any
 
     def ended(self) -> str | None:
-        """Return how it has ended; None while it has not.
-
-        Raises:
-            HfpatchError: if its machine does not see the run folder or has other versions.
-        """
+        """Return how it has ended; None while it has not."""
         if not self.ray.wait([self.result], timeout=0)[0]:
             return None
         try:
-            refusal = self.ray.get(self.result)
+            self.ray.get(self.result)
         except Exception as error:  # whatever Ray raises where a process ends or cannot start
-            return f"{type(error).__name__}: {first_line(error)}"
-        if refusal is not None:
-            raise HfpatchError(refusal)
+            cause = getattr(error, "cause", None) or error  # what the task itself has raised
+            return f"{type(cause).__name__}: {first_line(cause)}"
         return "it has left"
 
     def end(self) -> None:
@@ -126,39 +116,25 @@ class Task:
             self.ray.cancel(self.result, force=True)
 
 
-def work_there(job: Job, seat: int, versions: Mapping[str, str]) -> str | None:
-    """Work on a machine that sees the run folder and has the driver's versions; return what it lacks, or None.
+def work_there(job: Job, seat: int) -> None:
+    """Work on a machine that sees the run folder.
 
     Raises:
+        HfpatchError: if it does not, or as `work`.
         RuntimeError: if processes that share a run end before the driver ends them.
     """
     node, deadline = socket.gethostname(), time.monotonic() + SEEN_S
     while not (job.queue / OPEN).exists():
         if time.monotonic() > deadline:
-            return (
+            raise HfpatchError(
                 f"{job.plan.out}: cannot be seen from {node}; choose an --out on a file system that all machines mount "
                 "under the same path, such as NFS"
             )
         time.sleep(0.2)
-    differ = [
-        f"{name} is {there} on {node} and {versions[name]} here"
-        for name, there in current_versions().items()
-        if there != versions[name]
-    ]
-    if differ:
-        return f"versions differ: {'; '.join(differ)}; install the same on all machines and repeat with --resume"
     if job.settings.processes == 1:
         work(job, seat)
-        return None
+        return
     with tempfile.TemporaryDirectory(prefix="hfpatch-") as name:
         launcher = WorkerProcess(Path(name, "worker"), (replace(job, parent=new_holder()), seat))
         if launcher.wait():
             raise RuntimeError(launcher.ended())
-    return None
-
-
-def current_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide a number here."""
-    packages = {name: version(name) for name in ("torch", "transformers", "peft", "ray")}
-    code = {"hfpatch": __version__, "hfpatch's code": CODE_SHA256[:12]}
-    return {"python": platform.python_version(), **code, **packages}

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import pickle
+import platform
 import socket
 import sys
 import threading
 import time
 import traceback
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ from hfpatch.support.cpu import pinned_library
 from hfpatch.support.quiet import quiet_libraries
 from hfpatch.support.signals import sigterm_answered_by
 from hfpatch.support.sources import CODE_SHA256
+from hfpatch.support.version import __version__
 from hfpatch.training.interruption import Terminated, end_when, leave
 from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import DEEPSPEED, FSDP
@@ -56,6 +60,13 @@ EVENTS = ("started", "stepped", "evaluating", "scored", "finished")
 _PACKAGE = str(Path(__file__).parents[2])
 
 
+def current_versions() -> dict[str, str]:
+    """Return the versions of Python, hfpatch and the packages that decide a number, as this process imported them."""
+    packages = {name: version(name) for name in ("torch", "transformers", "peft")}
+    code = {"hfpatch": __version__, "hfpatch's code": CODE_SHA256[:12]}
+    return {"python": platform.python_version(), **code, **packages}
+
+
 @dataclass(frozen=True)
 class Job:
     """One command, as its workers must know it."""
@@ -66,17 +77,23 @@ class Job:
     folder: Path  # where the command was given, which relative paths start from
     threads: int  # torch's threads
     settings: EngineSettings
-    code: str = CODE_SHA256  # of the driver
+    versions: Mapping[str, str] = field(default_factory=current_versions)  # of the driver
 
 
 def work(job: Job, seat: int) -> None:
     """Complete units until the driver closes the queue or is gone; then SIGTERM saves what is trained.
 
     Raises:
-        HfpatchError: if this process has imported other code than the driver.
+        HfpatchError: if this process has other versions than the driver, of another machine or after an edit.
     """
-    if job.code != CODE_SHA256:
-        raise HfpatchError(f"the code in {_PACKAGE} is not what this command was started with; repeat it with --resume")
+    node = socket.gethostname()
+    differ = [
+        f"{name} is {here} on {node} and {job.versions[name]} where the command was given"
+        for name, here in current_versions().items()
+        if here != job.versions[name]
+    ]
+    if differ:
+        raise HfpatchError(f"{'; '.join(differ)}; install the same on all machines and repeat it with --resume")
     with suppress(OSError):  # another machine need not have it, if all paths are absolute
         os.chdir(job.folder)
     worker = Worker(job, seat)
