@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -336,13 +336,13 @@ def test_a_unit_that_fails_hands_its_inputs_to_no_other(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("looks", "started", "completed", "outcome"),
     [
-        (lambda seat: 1 if seat < 6 else None, 9, 3, nullcontext()),  # the first six workers end at once
-        (lambda seat: 1 + seat if seat < 3 else None, 6, 3, nullcontext()),  # three together, seen one by one
-        (lambda seat: None if seat in (0, 2) else 1, 5, 3, pytest.warns(UserWarning, match="no more workers")),
-        (lambda seat: 1, 9, 0, pytest.raises(HfpatchError, match=r"^workers cannot be started \(exit code -9\)$")),
+        (lambda seat: None if seat in (0, 2) else 1, 3, 3, pytest.warns(UserWarning, match="fewer workers are left")),
+        (lambda seat: 1, 3, 0, pytest.raises(HfpatchError, match=r"^workers cannot be started \(exit code -9\)$")),
     ],
 )
-def test_three_failed_starts_end_a_command_without_workers(looks, started, completed, outcome, tmp_path):
+def test_no_worker_takes_the_place_of_one_that_ended_before_it_began_a_unit(
+    looks, started, completed, outcome, tmp_path
+):
     (session, done), workers = session_of(tmp_path, "abc"), Seats(looks)
     with outcome:
         Engine(workers).execute(session)

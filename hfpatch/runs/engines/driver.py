@@ -7,7 +7,7 @@ import shutil
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 QUEUE = ".queue"
 TRIES = 3
-"""How often a unit is begun, or a worker started, that ends too early: chance ends one twice, hardly three times."""
+"""How often a unit is begun whose workers end before it does: chance ends one twice, hardly three times."""
 GRACE_S = 8.0
 """How long workers may take to save a checkpoint when the command is interrupted: schedulers kill after ten seconds."""
 SAY_WAITING_S = 60.0
@@ -117,8 +117,9 @@ class _Dispatch:
     """One execution of a plan by workers: ready units go into a queue, and what becomes of them is read there.
 
     A unit that fails is reported in the end, after all units that do not need it. One whose worker ends before it does
-    waits again, for a worker that continues from its checkpoint. Units are called by their numbers in the plan, workers
-    by their seats: how many were started before them.
+    waits again, for a worker that continues from its checkpoint. No worker takes the slot of one that ended before it
+    began a unit. Units are called by their numbers in the plan, workers by their seats: how many were started before
+    them.
     """
 
     def __init__(self, session: TrainEvalSession, workers: Processes | RayTasks, queue: Path) -> None:
@@ -134,8 +135,8 @@ class _Dispatch:
         self.entries: dict[int, Entry] = {}  # of the units in the queue, as they were last read
         self.started: dict[int, tuple[int, Worker]] = {}  # workers and their slots, by their seats
         self.reasons: dict[int, str] = {}  # how workers ended, by their seats
-        self.failed_starts = 0  # one after the other: workers that ended before they, or later ones, began a unit
-        self.next_start = 0  # the first seat whose worker's end would be another failed start
+        self.began = set[int]()  # the seats of workers that have begun a unit
+        self.slots = list(range(workers.most or self.open))  # for more workers
         self.waiting_since = time.monotonic()
 
     def run(self) -> None:
@@ -152,10 +153,11 @@ class _Dispatch:
                     if sigterm.asked:
                         raise Terminated(None)
                     begin = time.monotonic()
-                    self._tend()
+                    ended = self._ended()
                     for number in list(self.entries):
                         self._read(number)
                     self._publish()
+                    self._start(ended)
                     pause(begin)
         finally:
             # End all workers; those at work may save a checkpoint first
@@ -194,26 +196,29 @@ class _Dispatch:
                     error = str(problem)
                 self._end(number, error)
 
-    def _tend(self) -> None:
-        """Replace workers that have ended, and start more while there are units for them."""
-        looks = {seat: worker.ended() for seat, (_, worker) in self.started.items()}
-        ended = {seat: reason for seat, reason in looks.items() if reason is not None}
-        for seat in ended:
-            self.started.pop(seat)[1].end()
-        self.reasons |= ended
-        next_seat = len(self.started) + len(self.reasons)
-        if max(ended, default=-1) >= self.next_start:  # others ended with an earlier one, as for want of memory
-            self.failed_starts, self.next_start = self.failed_starts + 1, next_seat
-            if self.failed_starts == TRIES and self.started:
-                text = f"no more workers can be started ({ended[max(ended)]}); the others complete the runs"
-                warnings.warn(text, stacklevel=2)
-        most = min(self.workers.most, self.open) if self.workers.most else len(self.entries)
-        if self.failed_starts >= TRIES:
-            if not self.started:
-                raise HfpatchError(f"workers cannot be started ({self.reasons[max(self.reasons)]})")
-            most = 0
-        free = sorted(set(range(most)) - {slot for slot, _ in self.started.values()})
-        for seat, slot in enumerate(free[: max(0, most - len(self.started))], start=next_seat):
+    def _ended(self) -> dict[int, int]:
+        """Return the slots of workers that have ended since the last call, by their seats."""
+        slots = {}
+        for seat, (slot, worker) in list(self.started.items()):
+            if (reason := worker.ended()) is not None:
+                worker.end()
+                del self.started[seat]
+                self.reasons[seat], slots[seat] = reason, slot
+        return slots
+
+    def _start(self, ended: Mapping[int, int]) -> None:
+        """Start workers while there are units and slots for them.
+
+        Raises:
+            HfpatchError: if none is left, and the last ones ended before they began a unit.
+        """
+        self.slots += [slot for seat, slot in ended.items() if seat in self.began]
+        if failed := [self.reasons[seat] for seat in ended if seat not in self.began]:
+            if self.entries and not self.started and len(failed) == len(ended):
+                raise HfpatchError(f"workers cannot be started ({failed[-1]})")
+            warnings.warn(f"fewer workers are left: one ended before it began a run ({failed[-1]})", stacklevel=2)
+        while self.slots and len(self.started) < (self.open if self.workers.most else len(self.entries)):
+            seat, slot = len(self.started) + len(self.reasons), self.slots.pop(0)
             self.started[seat] = slot, self.workers.start(self.job, seat, slot)
         if not all(entry.waits for entry in self.entries.values()):
             self.waiting_since = time.monotonic()
@@ -228,8 +233,7 @@ class _Dispatch:
         self.entries[number] = entry
         if entry.attempts > before.attempts:
             shown = {}
-            if entry.seat >= self.next_start:
-                self.failed_starts, self.next_start = 0, entry.seat + 1
+            self.began.add(entry.seat)
             self.progress.placed(name, unit.action, entry.node)
         if not entry.ended and entry.seat not in (-1, *self.started):
             reason = self.reasons[entry.seat]
