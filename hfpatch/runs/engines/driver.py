@@ -31,10 +31,10 @@ from hfpatch.training.interruption import Terminated, watch_sigterm
 from hfpatch.training.processes import start_processes
 
 if TYPE_CHECKING:
-    from hfpatch.runs.engines.processes import ForkedWorker, WorkerProcess
+    from hfpatch.runs.engines.processes import WorkerProcess
     from hfpatch.runs.engines.ray import RayTasks, Task
 
-    Worker: TypeAlias = WorkerProcess | ForkedWorker | Task
+    Worker: TypeAlias = WorkerProcess | Task
 
 QUEUE = ".queue"
 TRIES = 3

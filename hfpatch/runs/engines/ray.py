@@ -135,6 +135,6 @@ def work_there(job: Job, seat: int) -> None:
         work(job, seat)
         return
     with tempfile.TemporaryDirectory(prefix="hfpatch-") as name:
-        launcher = WorkerProcess(Path(name, "worker"), (replace(job, parent=new_holder()), seat))
+        launcher = WorkerProcess(Path(name, "worker"), replace(job, parent=new_holder()), seat)
         if launcher.wait():
             raise RuntimeError(launcher.ended())
