@@ -188,7 +188,7 @@ def test_processes_of_a_run_find_modules_of_the_working_directory_only_if_their_
     with monkeypatch.context() as patched:
         patched.setattr(subprocess.Popen, "__init__", lambda self, command, env, **_: setattr(self, "env", env))
         job = SimpleNamespace(settings=EngineSettings(jobs=1), queue=here)
-        env = WorkerProcess(here / "worker", job, 0).env
+        env = WorkerProcess(job, 0).env
     (here / "beside.py").touch()
     done = subprocess.run([sys.executable, "-m", "beside"], env=env, capture_output=True, text=True, check=False)
     assert ("No module named beside" not in done.stderr) == bool(given)

@@ -60,7 +60,7 @@ def open_engine(settings: EngineSettings | None, progress: Progress | None = Non
     with ExitStack() as stack:
         workers: Processes | RayTasks
         if settings.ray is None:
-            workers = Processes(settings, stack)
+            workers = Processes(settings)
         else:
             from hfpatch.runs.engines.ray import RayTasks
 

@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import suppress
 
 import torch
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.work import BORN, TASK, Job
-from hfpatch.runs.locks import birth, has_ended, new_holder, read_holder
+from hfpatch.runs.locks import birth
 from hfpatch.support.cpu import count_cores
+from hfpatch.support.files import clear_about_writing
 from hfpatch.training.processes import runs_on_cpu
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 OUTPUT = "output"
 """The file in the folder of a worker with what it prints."""
-_DRIVER = "driver"
-"""The file in a driver's temporary folder that says which process it is, so that what a killed one left is removed."""
 
 
 class WorkerProcess(subprocess.Popen[bytes]):
     """A worker in a process of this machine, and in a session of its own, so that Ctrl-C reaches only the driver.
 
     It finds the modules that this process finds. (Python before 3.11 adds the working directory.) Where processes share
-    runs, torchrun starts them or, with a configuration, which FSDP2 and DeepSpeed need, accelerate. A new ``folder`` is
-    for the job and the worker's seat, and for what the worker prints.
+    runs, torchrun starts them or, with a configuration, which FSDP2 and DeepSpeed need, accelerate. Its ``folder``, in
+    the queue, is for the job and its seat, and for what it prints.
     """
 
-    def __init__(self, folder: Path, job: Job, seat: int, env: Mapping[str, str] = os.environ) -> None:
-        self.folder, settings, words = folder, job.settings, ["hfpatch.runs.engines.work"]
-        folder.mkdir()
-        (folder / TASK).write_bytes(pickle.dumps((job, seat)))
+    def __init__(self, job: Job, seat: int, env: Mapping[str, str] = os.environ) -> None:
+        self.folder, settings, words = job.queue / f"worker-{seat}", job.settings, ["hfpatch.runs.engines.work"]
+        with clear_about_writing(self.folder):
+            self.folder.mkdir()
+            (self.folder / TASK).write_bytes(pickle.dumps((job, seat)))
         count = str(settings.processes)
         if settings.launch_config is not None:
             launcher = ["accelerate.commands.launch", "--config_file", settings.launch_config]
@@ -51,9 +47,9 @@ class WorkerProcess(subprocess.Popen[bytes]):
         elif settings.processes > 1:
             words = ["torch.distributed.run", "--standalone", "--nproc-per-node", count, "-m", *words]
         env = {**env, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        with (folder / OUTPUT).open("wb") as output:
+        with (self.folder / OUTPUT).open("wb") as output:
             super().__init__(
-                [sys.executable, "-m", *words, str(folder)],
+                [sys.executable, "-m", *words, str(self.folder)],
                 env=env,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
@@ -87,19 +83,16 @@ class WorkerProcess(subprocess.Popen[bytes]):
 
 
 class Processes:
-    """Processes that share this machine's cores and GPUs; ``stack`` releases what they take.
+    """Processes that share this machine's cores and GPUs.
 
     Raises:
         HfpatchError: if this machine has fewer cores or GPUs than the runs ask for.
     """
 
-    def __init__(self, settings: EngineSettings, stack: ExitStack) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self.settings, jobs = settings, settings.jobs or 1
         self.most = jobs  # how many workers there may be
         self._environment = dict(os.environ)  # before the driver turns itself to the CPU
-        _remove_folders_of_killed_drivers()
-        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hfpatch-")))
-        (self._folder / _DRIVER).write_text(json.dumps(new_holder()), encoding="utf-8")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         named = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
         self._devices = named[:count] if named else [str(number) for number in range(count)]
@@ -128,14 +121,7 @@ class Processes:
             first, count = slot // sharing % max(1, len(self._devices)), 1
         if self._devices:
             environment[VISIBLE] = ",".join(self._devices[first : first + count])
-        return WorkerProcess(self._folder / str(seat), job, seat, environment)
-
-
-def _remove_folders_of_killed_drivers() -> None:
-    for file in Path(tempfile.gettempdir()).glob(f"hfpatch-*/{_DRIVER}"):
-        with suppress(OSError, HfpatchError):  # of another user, or removed meanwhile
-            if has_ended(read_holder(file) or {}):
-                shutil.rmtree(file.parent)
+        return WorkerProcess(job, seat, environment)
 
 
 def room_on(gpus: int, gpus_per_run: float) -> int:
