@@ -37,50 +37,6 @@ from hfpatch.training.processes import start_processes
 from hfpatch.training.run import check_blocks, check_context
 
 
-def load_text(recipe: StudyRecipe, progress: Progress) -> tuple[PreTrainedTokenizerBase, Splits]:
-    """Return a recipe's tokenizer and its text in blocks."""
-    check_data_dir(recipe.data_dir)
-    progress.preparing(f"reading and tokenising {recipe.data.named}")
-    with start_processes().local_main_process_first():  # the others read its cache
-        tokenizer = recipe_tokenizer(recipe)
-        splits = load_splits(
-            recipe.data,
-            tokenizer,
-            data_dir=recipe.data_dir,
-            cache_dir=cache_folder("tokens"),
-            tuning=recipe.tuning.held_out if recipe.tuning is not None else 0,
-            evaluation=recipe.evaluation_data,
-            by_text=recipe.tokenizer.train_vocab_size is not None,
-        )
-    return tokenizer, splits
-
-
-def try_model(recipe: PretrainRecipe, tokenizer: PreTrainedTokenizerBase, splits: Splits) -> tuple[int, int]:
-    """Build a recipe's model on the meta device, and return its parameters: all, and those outside of embeddings.
-
-    Raises:
-        HfpatchError: if it cannot be built, does not take the blocks, or cannot be trained with the settings.
-    """
-    with torch.device("meta"):
-        model = build_model(recipe.architecture, tokenizer=tokenizer, seed=recipe.seed)
-    check_context(model, splits.train, splits.held_out)
-    check_settings(recipe.training, model)
-    return model.num_parameters(), non_embedding_parameters(model)
-
-
-def train_model(
-    setup: StudySetup, recipe: PretrainRecipe, run: PlannedRun, identity: Identity, progress: Progress
-) -> tuple[PreTrainedModel, TrainResult]:
-    """Train the model of a run's recipe, from its newest checkpoint where there is one; a trial's is not saved."""
-    progress.started(run.name, recipe.training.steps)
-    model = build_model(recipe.architecture, tokenizer=setup.tokenizer, seed=recipe.seed)
-    require_causal(model, "architecture")
-    training = setup.training(run, recipe.training, identity, progress)
-    check_blocks(model, training.blocks, training.held_out)
-    outcome = train_from_scratch(model, training, resume=True, tokenizer=setup.tokenizer, save=not run.point)
-    return model, outcome
-
-
 @dataclass(frozen=True, kw_only=True)
 class StudySetup(Setup):
     """The inputs of a study of models from scratch.
@@ -122,14 +78,26 @@ def set_up_study(recipe: StudyRecipe, tuning: Tuning, progress: Progress) -> Stu
     Raises:
         HfpatchError: if the text cannot be loaded, or a variant cannot be built or trained.
     """
-    tokenizer, splits = load_text(recipe, progress)
+    check_data_dir(recipe.data_dir)
+    progress.preparing(f"reading and tokenising {recipe.data.named}")
+    with start_processes().local_main_process_first():  # the others read its cache
+        tokenizer = recipe_tokenizer(recipe)
+        splits = load_splits(
+            recipe.data,
+            tokenizer,
+            data_dir=recipe.data_dir,
+            cache_dir=cache_folder("tokens"),
+            tuning=recipe.tuning.held_out if recipe.tuning is not None else 0,
+            evaluation=recipe.evaluation_data,
+            by_text=recipe.tokenizer.train_vocab_size is not None,
+        )
     recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(splits.train))})
     sizes: dict[str, tuple[int, int]] = {}
     for name in recipe.variants:
         tuned = recipe.tuning_of(name)
         for values in tuned.combinations(name, {}) if tuned is not None else [{}]:
             try:
-                sizes[name] = try_model(recipe.single(name, values, recipe.training.all_seeds[0]), tokenizer, splits)
+                sizes[name] = _try_model(recipe.single(name, values, recipe.training.all_seeds[0]), tokenizer, splits)
             except HfpatchError as error:
                 raise HfpatchError(f"variants.{name}{' at ' * bool(values)}{point_name(values)}: {error}") from error
     return StudySetup(
@@ -144,3 +112,29 @@ def set_up_study(recipe: StudyRecipe, tuning: Tuning, progress: Progress) -> Stu
         tokenizer=tokenizer,
         sizes=sizes,
     )
+
+
+def _try_model(recipe: PretrainRecipe, tokenizer: PreTrainedTokenizerBase, splits: Splits) -> tuple[int, int]:
+    """Build a recipe's model on the meta device, and return its parameters: all, and those outside of embeddings.
+
+    Raises:
+        HfpatchError: if it cannot be built, does not take the blocks, or cannot be trained with the settings.
+    """
+    with torch.device("meta"):
+        model = build_model(recipe.architecture, tokenizer=tokenizer, seed=recipe.seed)
+    check_context(model, splits.train, splits.held_out)
+    check_settings(recipe.training, model)
+    return model.num_parameters(), non_embedding_parameters(model)
+
+
+def train_model(
+    setup: StudySetup, recipe: PretrainRecipe, run: PlannedRun, identity: Identity, progress: Progress
+) -> tuple[PreTrainedModel, TrainResult]:
+    """Train the model of a run's recipe, from its newest checkpoint where there is one; a trial's is not saved."""
+    progress.started(run.name, recipe.training.steps)
+    model = build_model(recipe.architecture, tokenizer=setup.tokenizer, seed=recipe.seed)
+    require_causal(model, "architecture")
+    training = setup.training(run, recipe.training, identity, progress)
+    check_blocks(model, training.blocks, training.held_out)
+    outcome = train_from_scratch(model, training, resume=True, tokenizer=setup.tokenizer, save=not run.point)
+    return model, outcome
