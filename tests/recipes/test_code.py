@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from own_methods import forgotten
@@ -16,7 +15,6 @@ from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.pretraining import load_pretraining
 from hfpatch.recipes.strict import write_yaml
 from hfpatch.runs.engines.processes import WorkerProcess
-from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.surgery.methods import validate_methods
 
 RAN = "from pathlib import Path\nPath('ran').touch()\n"
@@ -187,8 +185,7 @@ def test_processes_of_a_run_find_modules_of_the_working_directory_only_if_their_
     monkeypatch.setattr(sys, "path", [*([str(here)] if given else []), *sys.path])
     with monkeypatch.context() as patched:
         patched.setattr(subprocess.Popen, "__init__", lambda self, command, env, **_: setattr(self, "env", env))
-        job = SimpleNamespace(settings=EngineSettings(jobs=1), queue=here)
-        env = WorkerProcess(job, 0).env
+        env = WorkerProcess(here / "worker", None).env
     (here / "beside.py").touch()
     done = subprocess.run([sys.executable, "-m", "beside"], env=env, capture_output=True, text=True, check=False)
     assert ("No module named beside" not in done.stderr) == bool(given)

@@ -1,14 +1,18 @@
 """Engines: whoever works on which unit in whatever order, the numbers are those of one process."""
 
 import itertools
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import ExitStack
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +29,7 @@ from hfpatch.runs.engines.driver import Engine, open_engine
 from hfpatch.runs.engines.ray import work_there
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS
-from hfpatch.runs.locks import FOLDER, birth
+from hfpatch.runs.locks import FOLDER, birth, has_ended, new_holder
 from hfpatch.runs.plan import Plan, PlannedRun, Unit
 from hfpatch.runs.records import Entry, Identity
 from hfpatch.support.files import read_json
@@ -159,44 +163,103 @@ def test_which_gpus_processes_share(options, expected, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(processes, "WorkerProcess", lambda job, seat, env: env["CUDA_VISIBLE_DEVICES"])
+    monkeypatch.setattr(processes, "WorkerProcess", lambda folder, task, env: env["CUDA_VISIBLE_DEVICES"])
     monkeypatch.setattr(processes, "runs_on_cpu", lambda: False)
-    workers = processes.Processes(EngineSettings(**{"jobs": 4, **options}))
-    assert [workers.start(None, slot, slot) for slot in range(workers.most)] == expected
-    with pytest.raises(HfpatchError, match="this machine has 2 GPUs, enough for 4 runs at a time"):
-        processes.Processes(EngineSettings(jobs=5, gpus_per_run=0.5))
-    with pytest.raises(HfpatchError, match="--processes-per-run 2: a run has one GPU here"):
-        processes.Processes(EngineSettings(jobs=1, processes_per_run=2))
+    with ExitStack() as stack:
+        workers = processes.Processes(EngineSettings(**{"jobs": 4, **options}), stack)
+        assert [workers.start(None, slot, slot) for slot in range(workers.most)] == expected
+        with pytest.raises(HfpatchError, match="this machine has 2 GPUs, enough for 4 runs at a time"):
+            processes.Processes(EngineSettings(jobs=5, gpus_per_run=0.5), stack)
+        with pytest.raises(HfpatchError, match="--processes-per-run 2: a run has one GPU here"):
+            processes.Processes(EngineSettings(jobs=1, processes_per_run=2), stack)
 
 
-@pytest.fixture
-def worker(tmp_path, monkeypatch, request):
-    """A worker whose Python is a script."""
-    (tmp_path / "python").write_text(f"#!/bin/sh\n{request.param}\n")
-    (tmp_path / "python").chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    worker = processes.WorkerProcess(SimpleNamespace(settings=EngineSettings(jobs=1), queue=tmp_path), 0)
-    worker.wait()
-    return worker
+def test_workers_of_a_machine_remove_what_a_killed_driver_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(processes, "runs_on_cpu", lambda: False)  # so that none is started to fork workers
+    for name, holder in (("lives", new_holder()), ("killed", {**new_holder(), "born": "0"})):
+        (tmp_path / f"hfpatch-{name}").mkdir()
+        (tmp_path / f"hfpatch-{name}" / "driver").write_text(json.dumps(holder))
+        (tmp_path / f"hfpatch-{name}" / "output").write_text("loaded")
+    others = [b"[]", b"1", b"{}", b"", b"\xff"]  # files of other programs
+    for number, content in enumerate(others):
+        (tmp_path / f"hfpatch-{number}").mkdir()
+        (tmp_path / f"hfpatch-{number}" / "driver").write_bytes(content)
+    (tmp_path / "hfpatch-folder" / "driver").mkdir(parents=True)
+    left = {"hfpatch-lives", "hfpatch-folder", *(f"hfpatch-{number}" for number in range(len(others)))}
+    with ExitStack() as stack:
+        processes.Processes(EngineSettings(jobs=1), stack)
+        ours = {path.name for path in tmp_path.iterdir()} - left
+        assert len(ours) == 1
+        assert not has_ended(read_json(tmp_path / ours.pop() / "driver"))
+    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 @pytest.mark.parametrize(
-    ("worker", "reason"),
+    ("ends", "reason"),
     [("echo loaded; echo 'no disk'; echo ===; exit 3", "exit code 3: no disk"), ("kill -9 $$", "exit code -9")],
-    indirect=["worker"],
 )
-def test_how_a_worker_ended(worker, reason):
+def test_how_a_worker_ended(ends, reason, tmp_path, monkeypatch):
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{ends}\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    worker = processes.WorkerProcess(tmp_path / "worker", None)
+    worker.wait()
     assert worker.ended() == reason
 
 
-@pytest.mark.parametrize("worker", ["exit 1"], indirect=True)
-def test_what_a_worker_started_ends_with_it_and_no_other_process(worker):
+def test_a_worker_whose_parent_was_killed_is_ended_and_writes_no_more(tmp_path):
+    parent = SimpleNamespace(stdin=BytesIO(), ended=lambda: "exit code -9")
+    worker = processes.ForkedWorker(tmp_path / "worker", (None, 0), parent)
     with subprocess.Popen(["sleep", "60"]) as orphan:
         (worker.folder / f"{orphan.pid}.born").write_text(birth(orphan.pid))
         (worker.folder / f"{os.getpid()}.born").write_text("0")  # of a process that had this id before
+        assert worker.ended() == "exit code -9"
         worker.end()
         work.begin(worker.folder)  # in a process that was still loading: there is no task
         assert orphan.poll() == -signal.SIGKILL  # at once: the next worker may take its unit
+
+
+FORKS = """
+import os, sys
+from pathlib import Path
+from hfpatch.runs.engines.forking import fork_workers
+is_new = len(sys.argv) > 1
+folder = Path(sys.argv[1]) if is_new else fork_workers()
+import json, torch
+from accelerate import PartialState
+tasks = f"/proc/{os.getppid()}/task"
+threads = [open(f"{tasks}/{thread}/comm").read() for thread in os.listdir(tasks)]
+clean = not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork() and not PartialState._shared_state
+torch.set_num_threads(2)
+torch.manual_seed(0)
+x = torch.randn(600, 600, requires_grad=True)
+(x @ x).square().mean().backward()
+values = {"clean": clean, "threads": threads.count("python\\n"), "session": os.getsid(0) == os.getpid()}
+values |= {"product": (x.detach().numpy() @ x.detach().numpy()).tobytes().hex()[:99], "gradient": x.grad.sum().item()}
+(folder / "values").write_text(json.dumps(values))
+print("done", flush=True)
+if folder.name == "1":
+    os.kill(os.getpid(), 9)
+sys.exit(0 if is_new else int(folder.name))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+def test_forked_workers_compute_as_new_processes_do(tmp_path):
+    folders, new = [tmp_path / str(number) for number in range(4)], tmp_path / "new"
+    for folder in (*folders, new):
+        folder.mkdir()
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    start = partial(subprocess.run, text=True, env=env, timeout=200, check=True)
+    start([sys.executable, "-c", FORKS], input="".join(f"{folder}\n" for folder in folders))
+    start([sys.executable, "-c", FORKS, str(new)])
+    computed = {name: read_json(new / "values")[name] for name in ("product", "gradient")}
+    for folder in folders:
+        assert read_json(folder / "values") == {"clean": True, "threads": 1, "session": True, **computed}
+        assert (folder / "output").read_text() == "done\n"
+    assert [(folder / "code").read_text() for folder in folders] == ["0", "-9", "2", "3"]
 
 
 def session_of(tmp_path, names):
@@ -447,7 +510,7 @@ def test_a_run_goes_on_from_its_checkpoint_whoever_ends(number, study, straight_
 
 
 class Kill(Log):
-    """Kills a process of each worker that begins one run: its first one, its second, or torchrun."""
+    """Kills a process of each worker that begins one run: its first one, its second, or what forked it, or torchrun."""
 
     def __init__(self, run, times, victim="first"):
         super().__init__()
@@ -461,10 +524,10 @@ class Kill(Log):
         first = killed = psutil.Process(int(node.rpartition(":")[2]))
         if self.victim != "first":
             self.orphans = first.parent().children()
-            (second,) = [orphan for orphan in self.orphans if orphan != first]
-            while len(list(Path(first.cmdline()[-1]).glob(work.BORN))) < 2:
-                time.sleep(0.01)  # until both have begun
-            killed = second if self.victim == "second" else first.parent()
+            others = [orphan for orphan in self.orphans if orphan != first]
+            while others and len(list(Path(first.cmdline()[-1]).glob(work.BORN))) <= len(others):
+                time.sleep(0.01)  # until all have begun
+            killed = others[0] if self.victim == "second" else first.parent()
         killed.kill()
 
     def lost(self, run, reason):
@@ -473,7 +536,9 @@ class Kill(Log):
 
 
 @pytest.mark.slow
-def test_a_unit_that_ends_its_workers_is_tried_three_times_and_costs_no_other(study, tmp_path):
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_unit_that_ends_its_workers_is_tried_three_times_and_costs_no_other(forks, study, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "runs_on_cpu", lambda: forks)  # where there is a device, workers start anew
     log = Kill("one · seed 0", times=9)
     with pytest.raises(HfpatchError) as caught:
         compare(study, tmp_path / "out", engine=EngineSettings(jobs=1), progress=log)
@@ -485,14 +550,17 @@ def test_a_unit_that_ends_its_workers_is_tried_three_times_and_costs_no_other(st
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are known by when they started on Linux alone")
-@pytest.mark.parametrize("victim", ["parent", "second"])
-def test_a_run_goes_on_after_another_process_of_its_worker_was_killed(victim, study, tmp_path):
-    log = Kill("one · seed 0", 1, victim)
-    study = study.model_copy(update={"training": study.training.model_copy(update={"steps": 60})})
-    compare(study, tmp_path / "out", engine=EngineSettings(jobs=1, processes_per_run=2), progress=log)
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+@pytest.mark.parametrize(("count", "victim"), [(1, "parent"), (2, "parent"), (2, "second")])
+def test_a_run_goes_on_after_another_process_of_its_worker_was_killed(count, victim, study, straight_study, tmp_path):
+    log, steps = Kill("one · seed 0", 1, victim), study.training.steps if count == 1 else 60
+    study = study.model_copy(update={"training": study.training.model_copy(update={"steps": steps})})
+    compare(study, tmp_path / "out", engine=EngineSettings(jobs=1, processes_per_run=count), progress=log)
     ((run, reason),) = log.reasons
     assert (run, reason.partition(":")[0]) == ("one · seed 0", f"exit code {-9 if victim == 'parent' else 1}")
+    assert len(log.orphans) == count
+    if count == 1:
+        assert_equal(tmp_path / "out", straight_study)
 
 
 @pytest.fixture(scope="module")

@@ -31,10 +31,10 @@ from hfpatch.training.interruption import Terminated, watch_sigterm
 from hfpatch.training.processes import start_processes
 
 if TYPE_CHECKING:
-    from hfpatch.runs.engines.processes import WorkerProcess
+    from hfpatch.runs.engines.processes import ForkedWorker, WorkerProcess
     from hfpatch.runs.engines.ray import RayTasks, Task
 
-    Worker: TypeAlias = WorkerProcess | Task
+    Worker: TypeAlias = WorkerProcess | ForkedWorker | Task
 
 QUEUE = ".queue"
 TRIES = 3
@@ -60,7 +60,7 @@ def open_engine(settings: EngineSettings | None, progress: Progress | None = Non
     with ExitStack() as stack:
         workers: Processes | RayTasks
         if settings.ray is None:
-            workers = Processes(settings)
+            workers = Processes(settings, stack)
         else:
             from hfpatch.runs.engines.ray import RayTasks
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import tempfile
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError, first_line
@@ -132,6 +134,7 @@ def work_there(job: Job, seat: int) -> None:
     if job.settings.processes == 1:
         work(job, seat)
         return
-    launcher = WorkerProcess(replace(job, parent=new_holder()), seat)
-    if launcher.wait():
-        raise RuntimeError(launcher.ended())
+    with tempfile.TemporaryDirectory(prefix="hfpatch-") as name:
+        launcher = WorkerProcess(Path(name, "worker"), (replace(job, parent=new_holder()), seat))
+        if launcher.wait():
+            raise RuntimeError(launcher.ended())
