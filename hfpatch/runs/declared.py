@@ -1,7 +1,7 @@
 """``questions.json``: the primary questions of a run folder, as they were before its first result.
 
-With them are the margins, the seeds and the limits of documents. A question that is asked later, or with another
-margin, is marked, and a caution says which of the others changed later, without looks that were declared.
+With them are the margins, the seeds and the limits of documents. A question that is asked later, or of more seeds or
+documents than were declared, is marked, and a caution says which of them changed.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ def questions_of(out: Path, setup: Setup) -> list[PrimaryQuestion]:
     if stored is None:
         return now.questions
     declared = stored.questions if stored.margin == now.margin and not stored.later else []
-    mark = {"changed": f"declared {_LATER}"}
-    return [asked if asked in declared else asked.model_copy(update=mark) for asked in now.questions]
+    grown = _changed(stored, now)
+    later = f"{listed(grown)} changed {_LATER}" if grown else ""
+    marks = [later if asked in declared else f"declared {_LATER}" for asked in now.questions]
+    marked = zip(now.questions, marks, strict=True)
+    return [asked.model_copy(update={"changed": mark}) if mark else asked for asked, mark in marked]
 
 
 def growth_of(out: Path, setup: Setup) -> list[str]:
@@ -67,11 +70,14 @@ def growth_of(out: Path, setup: Setup) -> list[str]:
     """
     if (stored := _read(out)) is None:
         return []
-    now = _asked(setup)
-    changed = [name for name in ("seeds", "documents", "margin") if getattr(stored, name) != getattr(now, name)]
+    changed = _changed(stored, _asked(setup))
     looks = "; training.seeds.looks declares more seeds before" if "seeds" in changed else ""
     what = f"{listed(changed).capitalize()} changed {_LATER}: no test is corrected for that{looks}."
     return [what] if changed else []
+
+
+def _changed(stored: Questions, now: Questions) -> list[str]:
+    return [name for name in ("seeds", "documents", "margin") if getattr(stored, name) != getattr(now, name)]
 
 
 def _asked(setup: Setup) -> Questions:

@@ -290,6 +290,8 @@ def test_questions_are_declared_before_the_first_result_and_marked_where_they_ch
     changed = {"training": training, "evaluation": evaluation, "margin": {"bits_per_byte": 0.3}}
     with pytest.raises(KeyboardInterrupt):
         compare(make_recipe(model_folder, questions=cloze, **changed), out, resume=True, progress=Stop(1, "finished"))
+    compare(make_recipe(model_folder, questions=cloze, training=training, evaluation=evaluation), out, resume=True)
+    assert {verdict.changed for verdict in load_results(out).primary} == {f"seeds and documents changed {late}"}
     compare(make_recipe(model_folder, questions=more, **changed), out, resume=True)
     assert read_json(out / "questions.json") == declared
     grown = load_results(out)
