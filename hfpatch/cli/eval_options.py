@@ -149,7 +149,7 @@ def with_overrides(words: Sequence[str], options: Collection[str]) -> list[str]:
     while left:
         word = left.pop(0)
         name, equals, value = _SHORT.get(word, word).partition("=")
-        if not name.startswith("--") or name.replace("_", "-") in options:
+        if not name.startswith("--") or name == "--" or name.replace("_", "-") in options:
             read.append(word)
             continue
         from hfpatch.recipes.base import ModelSettings  # imports pydantic

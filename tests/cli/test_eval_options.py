@@ -109,6 +109,7 @@ OPTIONS = {"--model", "--tasks", "--limit", "--allow-other-base"}
             ["--tasks", "a", "--limit", "a=3", "--allow_other_base", "x=1"],
         ),
         ("--num_fewshot 5 --batch-size=8", ["evaluation.num_fewshot=5", "evaluation.batch_size=8"]),
+        ("-- x=1", ["--", "x=1"]),
         ("-f 5 -b 8", ["evaluation.num_fewshot=5", "evaluation.batch_size=8"]),
         ("--seed [1,2,3,4]", ["evaluation.seed=[1,2,3,4]"]),
         ("--load-in-4bit --bnb-4bit-quant-type fp4", ["model.load_in_4bit=true", "model.bnb_4bit_quant_type=fp4"]),
