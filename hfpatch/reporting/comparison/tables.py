@@ -48,7 +48,7 @@ def score_table(results: ComparisonResults) -> Table:
     """Build the table of methods and tasks: the mean over seeds of each primary metric."""
     rows = []
     trained = [name for name in results.methods if name != results.base]
-    seeds = {(name, task): len(results.values(name, task)) for name in trained for task in results.tasks}
+    seeds = {name: max((len(results.values(name, task)) for task in results.tasks), default=0) for name in trained}
     differ = len({*seeds.values()} - {0}) > 1  # means over other seeds do not compare
     for name, method in results.methods.items():
         scores = {}
@@ -57,8 +57,6 @@ def score_table(results: ComparisonResults) -> Table:
             text = score(results.mean(name, task), scale)
             if name != results.base:
                 scores[task] = diverged_text(method.diverged) if method.diverged and text == NOTHING else text
-                if differ and (number := seeds[name, task]):
-                    scores[task] += f" ({number} seed{'s' * (number != 1)})"
                 continue
             # seeds change nothing in a base, so its standard error over documents is that of its first run
             scored = (run.evaluation[task] for _, run in sorted(method.runs.items()) if task in run.evaluation)
@@ -68,12 +66,17 @@ def score_table(results: ComparisonResults) -> Table:
             elif errors:
                 text = f"{text} ± {significant(errors[0], 2)}"
             scores[task] = text
-        rows.append(Row((name, *scores.values()), strong=name == results.baseline))
+        number = [str(seeds.get(name) or NOTHING)] if differ else []
+        rows.append(Row((name, *number, *scores.values()), strong=name == results.baseline))
     error = "" if results.base is None else "; the baseline with its standard error over documents"
     return Table(
         name="main",
         title="Scores",
-        columns=(Column(results.noun), *(_task(results, task) for task in results.tasks)),
+        columns=(
+            Column(results.noun),
+            *([Column("seeds", number=True)] if differ else []),
+            *(_task(results, task) for task in results.tasks),
+        ),
         rows=tuple(rows),
         caption=f"The mean over seeds{error}. Differences and verdicts are in the table of paired differences.",
         heading=False,

@@ -83,11 +83,11 @@ def test_seeds_that_no_look_asked_for_are_not_missing_and_means_over_other_seeds
     results = ComparisonResults.model_validate(raw)
     assert "no finished run" not in str(document_of(results))
     assert rows_of(score_table(results)) == {
-        "linear": ["4.050 (2 seeds)"], "nonlinear": ["3.940 (2 seeds)"], "identity": ["4.200 (3 seeds)"],
+        "linear": ["2", "4.050"], "nonlinear": ["2", "3.940"], "identity": ["3", "4.200"],
     }  # fmt: skip
     del raw["methods"]["linear"]["runs"]["1"]
     one_seed = rows_of(score_table(ComparisonResults.model_validate(raw)))["linear"]
-    assert one_seed == [f"{LOSSES['linear'][0]:.3f} (1 seed)"]
+    assert one_seed == ["1", f"{LOSSES['linear'][0]:.3f}"]
     del raw["methods"]["identity"]["runs"]["2"]
     assert "identity: no finished run with seed 2." in str(document_of(ComparisonResults.model_validate(raw)))
 
