@@ -128,6 +128,7 @@ def test_the_script_and_the_module_are_the_same():
     [
         ("training:", "trainig:", "did you mean 'training'"),
         ("type: pre_projection", "type: pre_projection\n      expansoin: 2", "did you mean 'expansion'"),
+        ("type: pre_projection", "type: pre_projection\n      layers_to_transform: [99]", "methods.pre_projection: "),
         ("type: pre_projection", "type: lora\n      r: 0\n      target_modules: attention", "r"),
         ("name: small", "name: small\nmodel: {name: no/such-model}", "no/such-model"),
         ("tasks: [tinyworld_cloze]", "tasks: [tinyworld_close]", "did you mean 'tinyworld_cloze'"),

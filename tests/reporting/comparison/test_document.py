@@ -8,6 +8,8 @@ def test_a_complete_run_misses_nothing_with_one_untrained_baseline(results, buil
     assert [*missing(results)] == []
     del raw["methods"]["baseline"]["runs"]["1"]
     assert [*missing(build(raw))] == []
+    raw["comparisons"] = []
+    assert [*missing(build(raw))] == ["No paired comparison was made."]
 
 
 def test_what_is_absent_is_named(build, raw):
