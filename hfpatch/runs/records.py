@@ -169,10 +169,12 @@ class RunResult(Run, Record):
 
     @property
     def summary(self) -> str:
-        """Its scores in one line, or that it diverged."""
+        """Its scores in one line, or its training loss where there are none, or that it diverged."""
         if self.diverged_step is not None:
             return f"diverged at step {self.diverged_step}"
         scores = self.evaluation.values()
+        if not scores and self.train is not None:
+            return f"training loss {self.train.final_loss:.4f}"
         return ", ".join(f"{score.task} {score.primary} {score.metrics[score.primary]:.4g}" for score in scores)
 
 

@@ -75,6 +75,7 @@ def test_a_result_repeats_neither_the_identity_nor_the_losses_of_its_training():
 def test_a_run_in_a_line():
     scores = {"quiz": task_result("quiz", metrics={"acc": 0.51234}), "text": task_result("text", metrics={"acc": 1.0})}
     assert RunResult(evaluation=scores).summary == "quiz acc 0.5123, text acc 1"
+    assert RunResult(train=TrainResult(**SIZES, final_loss=2.5)).summary == "training loss 2.5000"
     lost = TrainResult(**SIZES, final_loss=math.nan, diverged_step=2)
     assert RunResult(train=lost).summary == "diverged at step 2"
 
