@@ -169,16 +169,6 @@ def test_threads_that_read_other_masks_meanwhile_take_none_away(monkeypatch):
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_users_own_function_is_there_again(monkeypatch):
-    def custom(*arguments, **options):
-        raise AssertionError
-
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", custom)
-    with fast_attention():
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not custom
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is custom
-
-
 def test_the_mask_decides_and_not_what_the_module_says():
     query, key, value = (torch.randn(1, 2, 6, 4) for _ in range(3))
     document = torch.tensor([0, 0, 0, 1, 1, 1])
