@@ -68,18 +68,22 @@ def _print_table(console: Console, content: doc.Table) -> None:
 def _table(content: doc.Table, *, split: bool, width: int) -> Table:
     """Return the table for rich, which breaks lines so that it fits.
 
-    With ``split``, words of headings, and intervals, begin a line.
+    With ``split``, headings after their first word, and intervals, begin a line.
     """
     title = {"title": content.title, "title_justify": "left", "title_style": "bold"} if content.heading else {}
     padding = (0, int(not split), 0, 0)  # beside the space that the box puts between columns
     table = Table(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, **title)  # type: ignore[arg-type]  # rich's types forbid a mapping of options
-    names = [len(str(row.cells[0])) for row in content.rows]
+    room, cells = 2 * width // 3, list[list[Styled]]()
     for i, column in enumerate(content.columns):
-        name, side = column.name.replace(" ", "\n") if split else column.name, "right" if column.number else "left"
-        whole = i == 0 and max(names, default=0) <= width // 3
-        table.add_column("\n".join((name, *column.notes)), justify=side, overflow="fold", no_wrap=whole)  # type: ignore[arg-type]  # as literals
-    for row in content.rows:
-        table.add_row(*(_styled(cell, split) for cell in row.cells))
+        name, side = column.name.replace(" ", "\n", 1) if split else column.name, "right" if column.number else "left"
+        head = Styled("\n".join((name, *column.notes)))  # no markup: a name may be in brackets
+        cells.append([_styled(row.cells[i], split) for row in content.rows])
+        longest = max(len(line) for cell in (head, *cells[-1]) for line in cell.plain.split("\n"))
+        whole = (i == 0 or column.number) and longest < room  # names and numbers, as far as there is room
+        room -= whole * (longest + 1)
+        table.add_column(head, justify=side, overflow="fold", no_wrap=whole)  # type: ignore[arg-type]  # as literals
+    for row in zip(*cells, strict=True):
+        table.add_row(*row)
     return table
 
 

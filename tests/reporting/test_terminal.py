@@ -43,6 +43,14 @@ def test_details_are_left_out_and_named_where_a_row_would_need_more_lines(printe
     assert re.search(r"\+0\.1 *\n *\[0\.0, 0\.2\]", printed(document, 20))
 
 
+def test_a_heading_is_no_markup_and_an_interval_of_numbers_stays_whole(printed):
+    columns = Column("method"), Column("of [bold] tasks", number=True), Column("words")
+    rows = (Row(("lora", "+0.0955 [0.0910, 0.1001]", "word " * 30)),)
+    text = printed(Document("", (), summary=(Table("t", "t", columns, rows, heading=False),)), 40)
+    assert "[bold] tasks" in text
+    assert "[0.0910, 0.1001]" in text
+
+
 def test_brief_sentences_have_a_line_each_and_a_number_for_the_others(printed):
     sentences = tuple(f"{i} {'word ' * 40}" for i in range(9))
     lines = printed(Document("", (), summary=(Sentences(sentences, brief=True),)), 80).splitlines()
