@@ -15,10 +15,6 @@ pytestmark = pytest.mark.usefixtures("style")
 TEXT, SKIP = "tinyworld_text", "pre_projection_skip"
 
 
-def marks(ax):
-    return {line.get_marker(): line.get_xydata().tolist() for line in ax.lines if line.get_marker() in "oDsx"}
-
-
 @pytest.fixture
 def many(raw, compared):
     """A method and its LoRA by number, every third pair worse, better or undecided; the margin is one per cent."""
@@ -45,12 +41,10 @@ def test_a_row_a_pair_with_both_intervals_the_margin_and_a_mark_for_each_outcome
     figure = forest_figure(results)
     (ax,) = figure.axes
     worse, better, undecided = (100 * value / 19 for value in (-0.4, 0.4, -0.1))
-    assert marks(ax) == {
-        "D": [pytest.approx([worse, 0])],
-        "o": [pytest.approx([undecided, 2])],
-    } | {"o": [pytest.approx([undecided, 2])]}
-    points = [line.get_xydata().tolist()[0] for line in ax.lines if line.get_marker() in "oD"]
-    assert points == [pytest.approx(point) for point in ([worse, 0], [better, 1], [undecided, 2])]
+    shown = [(line.get_marker(), *line.get_xydata()[0]) for line in ax.lines if line.get_marker() in "oDsx"]
+    assert shown == [
+        ("D", pytest.approx(worse), 0), ("o", pytest.approx(better), 1), ("o", pytest.approx(undecided), 2),
+    ]  # fmt: skip
     band = ax.patches[0].get_extents().transformed(ax.transData.inverted())
     assert (band.x0, band.x1) == pytest.approx((-1.0, 1.0))  # 0.19 of 19
     ends = [segment[:, 0].tolist() for lines in ax.collections for segment in lines.get_segments()]
