@@ -1,14 +1,12 @@
 """Engines: whoever works on which unit in whatever order, the numbers are those of one process."""
 
 import itertools
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -29,7 +27,7 @@ from hfpatch.runs.engines.driver import Engine, open_engine
 from hfpatch.runs.engines.ray import work_there
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS
-from hfpatch.runs.locks import FOLDER, birth, has_ended, new_holder
+from hfpatch.runs.locks import FOLDER, birth
 from hfpatch.runs.plan import Plan, PlannedRun, Unit
 from hfpatch.runs.records import Entry, Identity
 from hfpatch.support.files import read_json
@@ -167,32 +165,12 @@ def test_which_gpus_processes_share(options, expected, monkeypatch):
     monkeypatch.setattr(processes, "runs_on_cpu", lambda: False)
     with ExitStack() as stack:
         workers = processes.Processes(EngineSettings(**{"jobs": 4, **options}), stack)
-        assert [workers.start(None, slot, slot) for slot in range(workers.most)] == expected
+        job = SimpleNamespace(queue=Path())
+        assert [workers.start(job, slot, slot) for slot in range(workers.most)] == expected
         with pytest.raises(HfpatchError, match="this machine has 2 GPUs, enough for 4 runs at a time"):
             processes.Processes(EngineSettings(jobs=5, gpus_per_run=0.5), stack)
         with pytest.raises(HfpatchError, match="--processes-per-run 2: a run has one GPU here"):
             processes.Processes(EngineSettings(jobs=1, processes_per_run=2), stack)
-
-
-def test_workers_of_a_machine_remove_what_a_killed_driver_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(processes, "runs_on_cpu", lambda: False)  # so that none is started to fork workers
-    for name, holder in (("lives", new_holder()), ("killed", {**new_holder(), "born": "0"})):
-        (tmp_path / f"hfpatch-{name}").mkdir()
-        (tmp_path / f"hfpatch-{name}" / "driver").write_text(json.dumps(holder))
-        (tmp_path / f"hfpatch-{name}" / "output").write_text("loaded")
-    others = [b"[]", b"1", b"{}", b"", b"\xff"]  # files of other programs
-    for number, content in enumerate(others):
-        (tmp_path / f"hfpatch-{number}").mkdir()
-        (tmp_path / f"hfpatch-{number}" / "driver").write_bytes(content)
-    (tmp_path / "hfpatch-folder" / "driver").mkdir(parents=True)
-    left = {"hfpatch-lives", "hfpatch-folder", *(f"hfpatch-{number}" for number in range(len(others)))}
-    with ExitStack() as stack:
-        processes.Processes(EngineSettings(jobs=1), stack)
-        ours = {path.name for path in tmp_path.iterdir()} - left
-        assert len(ours) == 1
-        assert not has_ended(read_json(tmp_path / ours.pop() / "driver"))
-    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 @pytest.mark.parametrize(

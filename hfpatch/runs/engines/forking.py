@@ -43,7 +43,7 @@ def fork_workers() -> Path:
                     _become_worker(folder)
                     return folder
                 workers[pid] = folder
-        with suppress(ChildProcessError):
+        with suppress(ChildProcessError, FileNotFoundError):  # at the end the queue is removed
             pid, status = os.waitpid(-1, os.WNOHANG if is_open else 0)
             if pid:
                 (workers.pop(pid) / CODE).write_text(str(os.waitstatus_to_exitcode(status)))

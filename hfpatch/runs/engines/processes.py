@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,13 +20,11 @@ from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.forking import CODE, OUTPUT
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.work import BORN, TASK, Job
-from hfpatch.runs.locks import birth, has_ended, new_holder, read_holder
+from hfpatch.runs.locks import birth
 from hfpatch.support.cpu import count_cores
 from hfpatch.training.processes import runs_on_cpu
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_DRIVER = "driver"
-"""The file in a driver's temporary folder that says which process it is, so that what a killed one left is removed."""
 
 
 class WorkerProcess(subprocess.Popen[bytes]):
@@ -125,9 +121,7 @@ class Processes:
         self.settings, jobs = settings, settings.jobs or 1
         self.most = jobs  # how many workers there may be
         self._environment = dict(os.environ)  # before the driver turns itself to the CPU
-        _remove_folders_of_killed_drivers()
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hfpatch-")))
-        (self._folder / _DRIVER).write_text(json.dumps(new_holder()), encoding="utf-8")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         named = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
         self._devices = named[:count] if named else [str(number) for number in range(count)]
@@ -155,7 +149,7 @@ class Processes:
 
     def start(self, job: Job, seat: int, slot: int) -> WorkerProcess | ForkedWorker:
         """Start a worker in one of `most` slots, which decides its GPUs."""
-        folder = self._folder / str(seat)
+        folder = job.queue / f"worker-{seat}"
         if self._parent is not None:
             if self._parent.poll() is not None:
                 self._parent = WorkerProcess(self._folder / f"parent-{seat}", None, self._environment)
@@ -174,13 +168,6 @@ class Processes:
         if self._parent is not None:
             self._parent.terminate()  # ends it while it imports
             self._parent.communicate()  # ends its input, and waits
-
-
-def _remove_folders_of_killed_drivers() -> None:
-    for file in Path(tempfile.gettempdir()).glob(f"hfpatch-*/{_DRIVER}"):
-        with suppress(OSError, HfpatchError):  # of another user, or removed meanwhile
-            if has_ended(read_holder(file) or {}):
-                shutil.rmtree(file.parent)
 
 
 def room_on(gpus: int, gpus_per_run: float) -> int:
