@@ -194,7 +194,7 @@ def test_a_figure_can_be_taken_as_svg_and_its_data_as_csv(visit):
     with page.expect_download() as taken:
         page.locator("#answer .downloads a").dispatch_event("click")
     assert taken.value.suggested_filename == "differences.csv.gz"
-    assert gzip.decompress(Path(taken.value.path()).read_bytes()).startswith(b"method,other,task")
+    assert gzip.decompress(Path(taken.value.path()).read_bytes()).startswith(b"role,question,outcome,method,other,task")
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
