@@ -50,6 +50,7 @@ _LONGEST_WHY = 40  # letters of a reason in a table; sentences have longer ones
 _SHARED = "*"
 _FOOTNOTES = FOOTNOTES | {_SHARED: "*: other programs used the machine meanwhile."}
 _TONES: tuple[Tone, ...] = ("better", "worse", "same", "undecided", "not tested")
+_OF_KEPT: tuple[Tone, ...] = ("worse", "undecided", "same", "not tested")  # of several tasks the first that one has
 _Column = tuple[Column, Sequence[str | Cell]]  # a column and its cells
 
 
@@ -194,15 +195,6 @@ def _why(verdicts: Iterable[Verdict]) -> str:
     return f" ({reasons})" if reasons else ""
 
 
-def tone_of(verdicts: Sequence[Verdict]) -> Tone:
-    """Return the tone of several verdicts together: ``mixed`` is better on one task and worse on another."""
-    present = {verdict.tone for verdict in verdicts}
-    if {"better", "worse"} <= present:
-        return "mixed"
-    tones: tuple[Tone, ...] = ("better", "worse", "undecided", "same")
-    return next((tone for tone in tones if tone in present), "not tested")
-
-
 def headline_table(results: ComparisonResults) -> Table:
     """Build the table of methods, by gain, the highest first; columns without values are left out.
 
@@ -303,8 +295,8 @@ def _kept(results: ComparisonResults, order: Sequence[str]) -> _Column:
             words = verdict.outcome.partition(" by ")[0] + TRIED * bool(verdict.at_rates_tried)
             by_words.setdefault(words, []).append(task_text(verdict.task).removeprefix("tinyworld_"))
         text = "; ".join(f"{words}: {', '.join(names)}" for words, names in by_words.items())
-        lost = any(verdict.tone == "worse" for verdict in verdicts)
-        cells.append(Cell((text,), "worse" if lost else tone_of(verdicts)))
+        tones = {verdict.tone for verdict in verdicts}
+        cells.append(Cell((text,), next(tone for tone in _OF_KEPT if tone in tones)))
     one = len(tasks) == 1
     notes = (f"within {margin}",) if one and margin else ()
     return Column(f"keeps {task_text(tasks[0])}" if one else "keeps", notes, tip=_KEPT), cells

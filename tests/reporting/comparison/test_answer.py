@@ -146,6 +146,22 @@ def test_what_is_kept_has_sentences_too_and_many_pairs_one_for_each_outcome(aske
     assert finding == ("worse", f"{TEXT} (word perplexity): worse than lora – m0, m1, m2, m3, m4, m5 and m6.")
 
 
+def test_what_is_kept_on_several_tasks_is_said_of_each(asked, raw, build):
+    asked(2.0, 0.2, keep=["lora", SKIP])
+    raw["questions"][1]["on"] = [CLOZE, ENDINGS]
+    raw["margin"] = {CLOZE: 0.05, ENDINGS: 0.01}
+    raw["comparisons"][0] |= {"difference": -0.3, "low": -0.33, "high": -0.27}  # of the pre-projection on CLOZE
+    for pair in raw["comparisons"]:
+        pair["errors"] = [pair["errors"][0], [0.0001, 1]]
+    table = headline_table(build(raw))
+    (index,) = (i for i, column in enumerate(table.columns) if column.name == "keeps")
+    cells = {str(row.cells[0]): (str(row.cells[index]), row.cells[index].tone) for row in table.rows}
+    assert cells == {
+        "lora": ("kept: cloze; undecided: endings", "undecided"),
+        SKIP: ("lost: cloze; undecided: endings", "worse"),
+    }
+
+
 def test_without_a_primary_pair_differences_from_the_base_are_exploratory(results):
     assert lead(results) == f"Exploratory: on {TEXT} (word perplexity), {SKIP} beats baseline."
     (better, exploratory), (undecided, _) = tones_and_sentences(results)
