@@ -14,7 +14,7 @@ from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.methods import check_chosen
 from hfpatch.recipes.pairs import Question, is_lora, question_of
 from hfpatch.recipes.questions import HELD_OUT
-from hfpatch.results.frontier import Exchange, Frontier
+from hfpatch.results.frontier import Frontier
 from hfpatch.results.layout import Method, Run, Study
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import NATS_PER_TOKEN, SCHEMA, Comparison, Task, TaskResult, Values, task_results, with_names
@@ -72,8 +72,7 @@ class ComparisonResults(Tabular):
     """
 
     tables = (
-        *("scores", "methods", "verdicts", "comparisons", "frontier", "curves", "layers", "diagnostics", "trials"),
-        "retention",
+        *("scores", "methods", "verdicts", "comparisons", "curves", "layers", "diagnostics", "trials", "retention"),
     )
 
     kind: Literal["comparison"] = "comparison"
@@ -403,15 +402,6 @@ class ComparisonResults(Tabular):
                     gain = self.gain_at(point)
                     pairs = [*point.comparisons, *([gain] if gain is not None and point.scale == 1 else [])]
                     yield from (of_point | row for row in pair_records(pairs))
-            case "frontier" if (frontier := self.frontier) is not None:
-                for line in frontier.lines:
-                    rate = (line.exchange or Exchange()).to_json()
-                    rate |= {"rate_low": rate.pop("low"), "rate_high": rate.pop("high")}
-                    for name in line.points:
-                        row = {"method": line.method, "point": name, "trainable": self.methods[name].trainable}
-                        gain = self.comparison(name, frontier.task, self.baseline, frontier.metric)
-                        made = gain.to_json() if gain is not None else {}
-                        yield row | {key: made.get(key) for key in ("difference", "low", "high")} | rate
 
     def _why_not(self, method: str, other: str, task: str) -> Reason:
         """Say why a pair was not compared on a task."""

@@ -24,8 +24,8 @@ class Tabular(Part):
         """Return a table of the results as a pandas DataFrame.
 
         Args:
-            table: of a comparison ``scores``, ``methods``, ``verdicts``, ``comparisons``, ``frontier``, ``curves``,
-                ``layers``, ``diagnostics``, ``trials`` or ``retention``; of an evaluation ``scores``, ``verdicts`` or
+            table: of a comparison ``scores``, ``methods``, ``verdicts``, ``comparisons``, ``curves``, ``layers``,
+                ``diagnostics``, ``trials`` or ``retention``; of an evaluation ``scores``, ``verdicts`` or
                 ``comparisons``. The first if not given.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from hfpatch.recipes.retention import text_of
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.forest import forest_figure
-from hfpatch.reporting.comparison.frontier import frontier_figure
+from hfpatch.reporting.comparison.frontier import frontier_figure, frontier_records
 from hfpatch.reporting.comparison.study import DIAGNOSTICS, diagnostics
 from hfpatch.reporting.comparison.tuning import tuning_figure
 from hfpatch.reporting.numbers import MOST_METHODS
@@ -22,18 +22,19 @@ from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.retention import KL, RetentionPoint, front
 from hfpatch.results.series import QUANTITIES
+from hfpatch.results.tables import Record
 
 _Ends = tuple[float, float, float]  # a value, and the ends of its interval
 _MOST_GROUPS = 3  # of more series of one method in a panel, the mean is drawn
 
 
 class Drawing(NamedTuple):
-    """A figure of a comparison: its title, how to read it, what draws it, and the table of `records` with its data."""
+    """A figure of a comparison: its title, how to read it, what draws it, and its data or their table in `records`."""
 
     title: str
     caption: str
     draw: Callable[[ComparisonResults], Figure | None]
-    data: str
+    data: str | Callable[[ComparisonResults], Iterable[Record]]
     draws_all: bool = False
     of_study: str = ""
 
@@ -55,7 +56,8 @@ def figure_block(name: str, figure: Figure, results: ComparisonResults) -> doc.F
             f" Drawn are the {MOST_METHODS} of {others} methods with the smallest p against the baseline; the tables "
             "and the data have all."
         )
-    return doc.Figure(name, drawing.title, caption, to_svg(figure), csv_text(results.records(drawing.data)))
+    rows = results.records(drawing.data) if isinstance(drawing.data, str) else drawing.data(results)
+    return doc.Figure(name, drawing.title, caption, to_svg(figure), csv_text(rows))
 
 
 def prominent(results: ComparisonResults) -> ComparisonResults:
@@ -212,7 +214,7 @@ FIGURES = {
         "The gain over the base against trainable parameters, one line per method; bands are plain 95 % intervals over "
         "seeds and documents. Black is the LoRA of the exchange rates. A method of one size is a mark.",
         frontier_figure,
-        "frontier",
+        frontier_records,
         draws_all=True,
     ),
     "tuning": Drawing(

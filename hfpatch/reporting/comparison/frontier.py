@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from matplotlib.figure import Figure
@@ -25,7 +26,8 @@ from hfpatch.reporting.numbers import (
 )
 from hfpatch.reporting.theme import INK, MUTED, Style, report_style, short, styles
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.frontier import Frontier, FrontierLine, times_text
+from hfpatch.results.frontier import Exchange, Frontier, FrontierLine, times_text
+from hfpatch.results.tables import Record
 from hfpatch.results.verdicts import Verdict
 
 
@@ -103,6 +105,26 @@ def _budgets(results: ComparisonResults, frontier: Frontier) -> dict[str, int]:
         if budget_in(point) and match is not None:
             sizes[budget_in(point)] = match.target_parameters
     return dict(sorted(sizes.items(), key=lambda item: item[1]))
+
+
+def frontier_records(results: ComparisonResults) -> Iterator[Record]:
+    """Yield the figure's data: each point's gain, in the figure's unit, and the exchange rate of its method."""
+    frontier = results.frontier
+    if frontier is None:
+        return
+    scale = scale_in(results, frontier.task, frontier.metric)
+    measured = {"task": frontier.task, "metric": frontier.metric, "unit": unit_text(frontier.metric, scale)}
+    for line in frontier.lines:
+        rate = line.exchange or Exchange()
+        for point in line.points:
+            gain = gain_on(results, point, frontier.task, plain=True)
+            row = {"method": line.method, "point": point, "trainable": results.methods[point].trainable, **measured}
+            ends = (None,) * 3 if gain is None else (gain.difference, gain.low, gain.high)
+            row |= dict(zip(("gain", "gain_low", "gain_high"), ends, strict=True))
+            row |= {"rate": rate.rate, "rate_low": rate.low, "rate_high": rate.high}
+            for end, level in (("lowest", rate.lowest), ("highest", rate.highest)):
+                row[f"{end}_gain"] = None if gain is None or level is None else level * gain.factor
+            yield row | {"why": rate.why, "more_than": rate.more_than, "less_than": rate.less_than}
 
 
 @report_style()

@@ -9,6 +9,7 @@ from hfpatch.reporting.comparison.frontier import against_reference, budget_tabl
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown, markdown_table
 from hfpatch.reporting.theme import INK
+from hfpatch.results.comparison import ComparisonResults
 
 
 def test_the_figure_has_a_line_a_method_and_the_lora_in_black():
@@ -61,13 +62,39 @@ def test_the_frontier_follows_the_answer_and_its_data_are_complete():
     rows = read_csv(figures["frontier"].data)
     assert len(rows) == 3 * len(GAINS) + 1
     ahead = next(row for row in rows if row["point"] == "ahead@10k")
-    assert (ahead["trainable"], float(ahead["difference"])) == ("10000", pytest.approx(-0.3))  # nats: lower is better
-    assert (float(ahead["low"]), float(ahead["high"])) == pytest.approx((-0.36, -0.24))
+    measured = [ahead[key] for key in ("trainable", "task", "metric", "unit")]
+    assert measured == ["10000", "held_out_text", "nats_per_token", "nats per token"]
     assert float(ahead["rate_high"]) == EXCHANGES["ahead"]["high"]
     text = markdown(made)
     assert text.index("for equal gain") < text.index("## Cautions") < text.index("figures/frontier.svg")
     assert 'aria-label="Gain against parameters"' in html(made)
     assert any(isinstance(block, doc.Table) and block.name == "budgets" for block in made.summary)
+
+
+@pytest.mark.parametrize(
+    ("metric", "higher", "factor"),
+    [("nats_per_token", False, 1.0), ("acc", True, 100.0), ("word_perplexity", False, 50.0)],  # the base has 2
+)
+def test_the_data_are_the_points_of_the_figure_in_its_unit(metric, higher, factor):
+    raw = frontier_example().to_json()
+    raw["tasks"]["held_out_text"] |= {"primary": metric, "higher_is_better": higher}
+    raw["frontier"]["metric"] = metric
+    for one in raw["comparisons"]:
+        if higher:
+            one |= {"difference": -one["difference"], "low": -one["high"], "high": -one["low"]}
+        one["metric"] = metric
+    for method in raw["methods"].values():
+        method["runs"]["0"]["evaluation"]["held_out_text"]["metrics"] = {metric: 2.0}
+    results = ComparisonResults.model_validate(raw)
+    (ax,) = frontier_figure(results).axes
+    drawn = {point for line in ax.lines[:-1] for point in map(tuple, line.get_xydata().tolist())}  # the last is 0
+    rows = read_csv(document_of(results).parts[0].figures["frontier"].data)
+    assert {(float(row["trainable"]), round(float(row["gain"]), 6)) for row in rows} == {
+        (size, round(gain, 6)) for size, gain in drawn
+    }
+    ahead = next(row for row in rows if row["point"] == "ahead@10k")
+    ends = [float(ahead[key]) for key in ("gain", "gain_low", "gain_high", "lowest_gain", "highest_gain")]
+    assert ends == pytest.approx([factor * gain for gain in (0.3, 0.24, 0.36, 0.2, 0.3)])
 
 
 def test_a_comparison_without_budgets_has_none(results):
