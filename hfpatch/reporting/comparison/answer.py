@@ -174,16 +174,20 @@ def _ends(gain: Change) -> str:
 
 
 def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict]) -> Iterator[Finding]:
-    """Yield a sentence for each outcome of one question on one task, with the names of the methods that have it."""
+    """Yield a sentence for each outcome of one question on one task, with the names of the methods that have it.
+
+    Undecided ones are named with what would decide them.
+    """
     role, other = "" if verdicts[0].role == "primary" else "Exploratory, ", others_text(results, verdicts)
     names_by_words: dict[tuple[Tone, str], list[str]] = {}
     for verdict in sorted(verdicts, key=lambda pair: (_TONES.index(pair.tone), bool(pair.at_rates_tried))):
         outcome, name = outcome_of(verdict, gain_of(results, verdict)), verdict.method
-        words = outcome.verb + (_why([verdict]) if verdict.tone == "not tested" else "")
+        words, needs = outcome.verb + _why([verdict]), "" if verdict.why else needs_text(verdict)
         if verdict.question != "keep":
             than = {"better": "than", "worse": "than", "equivalent": "to"}.get(outcome.verb, "against")
             words += "" if other == ANOTHER else f" {than} {other}"
             name += f" {than} {verdict.other}" if other == ANOTHER else ""
+        name += f" (needs {needs})" if needs else ""
         words = f"{role}{_measured(verdict)}: {words}{outcome.within}{outcome.rates}"
         names_by_words.setdefault((verdict.tone, words), []).append(name)
     for (tone, words), names in names_by_words.items():

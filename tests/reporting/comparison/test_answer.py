@@ -5,6 +5,7 @@ from reporting.big import write_big_run
 from reporting.conftest import document_of
 from reporting.ten_methods import ten_methods
 
+from hfpatch.errors import listed
 from hfpatch.reporting.comparison.answer import (
     changed_text,
     headline_table,
@@ -144,6 +145,22 @@ def test_what_is_kept_has_sentences_too_and_many_pairs_one_for_each_outcome(aske
     raw["questions"][0]["pairs"] = [[name, "lora"] for name in names]
     (finding, *_) = tones_and_sentences(build(raw))
     assert finding == ("worse", f"{TEXT} (word perplexity): worse than lora – m0, m1, m2, m3, m4, m5 and m6.")
+
+
+def test_a_sentence_of_many_undecided_pairs_says_what_would_decide_each(asked, raw, build):
+    asked(0.3, 0.4, p=0.2, tests=2)
+    needs = {f"m{i}": 0.3 + 0.02 * i for i in range(7)}
+    raw["methods"] |= dict.fromkeys(needs, raw["methods"][SKIP])
+    raw["comparisons"] += [raw["comparisons"][-1] | {"method": name, "difference": d} for name, d in needs.items()]
+    raw["comparisons"][-1] |= {"errors": [[0.1, 100]], "seeds": 1}
+    raw["questions"][0]["pairs"] = [[name, "lora"] for name in needs]
+    results = build(raw)
+    *several, one_seed = results.primary
+    names = listed([f"{verdict.method} (needs {verdict.documents_needed} documents)" for verdict in several])
+    assert tones_and_sentences(results) == [
+        ("undecided", f"{TEXT} (word perplexity): undecided against lora – {names}."),
+        ("undecided", f"{TEXT} (word perplexity): undecided (one seed) against lora – {one_seed.method}."),
+    ]
 
 
 def test_what_is_kept_on_several_tasks_is_said_of_each(asked, raw, build):
