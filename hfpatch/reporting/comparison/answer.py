@@ -327,8 +327,8 @@ def _costs(results: ComparisonResults, order: Sequence[str], controls: Mapping[s
     ]
 
 
-_TIME = "The time of a training step over that of the LoRA that it is compared with, the median of interleaved rounds."
-_MEMORY = "The peak memory of a training step over that of the LoRA that it is compared with."
+_TIME = "The time of a training step over that of what it is compared with, the median of interleaved rounds."
+_MEMORY = "The peak memory of a training step over that of what it is compared with."
 _LEGEND = "Gains are over the baseline; above 0 is better."
 _EXPLAINED = {
     "[": "[Intervals] belong to their outcomes, corrected for all pairs of the question.",
