@@ -131,11 +131,14 @@ class Table:
     search: bool = False
     filters: tuple[Filter, ...] = ()
     folded: bool = False  # whether a page shows it only when asked, unless it is short
+    footnotes: Mapping[str, str] = field(default_factory=dict)  # the sentence of each mark that a cell may have
 
-    def notes(self, footnotes: Mapping[str, str]) -> list[str]:
-        """Return the sentences of the marks that some cell has."""
+    @property
+    def explained(self) -> str:
+        """The caption, with the footnotes of the marks that some cell has."""
         text = " ".join(str(cell) for row in self.rows for cell in row.cells)
-        return [sentence for mark, sentence in footnotes.items() if mark in text]
+        notes = (sentence for mark, sentence in self.footnotes.items() if mark in text)
+        return " ".join(filter(None, (self.caption, *notes)))
 
     @classmethod
     def of(

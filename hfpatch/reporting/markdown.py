@@ -44,7 +44,7 @@ def _section(section: doc.Section, prefix: str) -> Iterator[str]:
                 yield f"```{block.language}\n{block.text.rstrip()}\n```"
             case doc.Table():
                 yield markdown_table(block)
-                yield escape(block.caption)
+                yield escape(block.explained)
 
 
 def markdown_table(content: doc.Table) -> str:

@@ -118,7 +118,7 @@ def _write_evaluations(folders: Mapping[str, Path], out: Path) -> Report:
     one, *others = sources.values()
     document = joint_evaluation_document(sources) if others else evaluation_document(one)
     table = score_table_of(sources)
-    caption = " ".join(filter(None, (f"{document.title}.", table.caption)))
+    caption = " ".join(filter(None, (f"{document.title}.", table.explained)))
     tex = "\n".join(["% needs \\usepackage{booktabs}\n", latex(table, caption=caption)])
     return write_document(document, out, csv=evaluation_csv(sources), tex=tex)
 
@@ -153,7 +153,7 @@ def _write(out: Path, material: Sequence[RunData], *, pdf: bool) -> Report:
     tables = ["% needs \\usepackage{booktabs}\n"]
     for index, run in enumerate(material, 1):
         first, scores = headline_table(run.shown), score_table(run.shown)
-        for table, words in ((first, f"{answer(run.shown)} {first.caption}"), (scores, scores.caption)):
+        for table, words in ((first, f"{answer(run.shown)} {first.explained}"), (scores, scores.explained)):
             table = replace(table, name=f"{table.name}-{index}" if len(material) > 1 else table.name)
             title = f"{run.title or run.results.name}: {table.title.lower()}."
             tables.append(latex(table, caption=" ".join(filter(None, (title, words, run.note)))))

@@ -61,7 +61,7 @@ def _print_table(console: Console, content: doc.Table) -> None:
     console.print(table)
     left_out = [column.name for column in content.columns if column not in part.columns]
     more = f"The report has also: {', '.join(left_out)}." if left_out else ""
-    if caption := " ".join(filter(None, [content.caption, more])):
+    if caption := " ".join(filter(None, [part.explained, more])):
         console.print(caption, style="dim", highlight=False, markup=False)
 
 

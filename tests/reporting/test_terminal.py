@@ -43,6 +43,17 @@ def test_details_are_left_out_and_named_where_a_row_would_need_more_lines(printe
     assert re.search(r"\+0\.1 *\n *\[0\.0, 0\.2\]", printed(document, 20))
 
 
+def test_marks_are_explained_where_a_column_that_is_shown_has_them(printed):
+    columns = Column("method"), Column("gain"), Column("time", detail=True)
+    footnotes = {"†": "†: exploratory.", "*": "*: other programs."}
+    rows = (Row(("lora", "+0.1†", "1.5 × *")),)
+    content = Table("t", "t", columns, rows, "Gains.", heading=False, footnotes=footnotes)
+    document = Document("", (), summary=(content,))
+    assert printed(document, 60).endswith("Gains. †: exploratory. *: other programs.\n")
+    narrow = " ".join(printed(document, 14).split())
+    assert narrow.endswith("Gains. †: exploratory. The report has also: time.")
+
+
 def test_a_heading_is_no_markup_and_an_interval_of_numbers_stays_whole(printed):
     columns = Column("method"), Column("of [bold] tasks", number=True), Column("words")
     rows = (Row(("lora", "+0.0955 [0.0910, 0.1001]", "word " * 30)),)

@@ -48,7 +48,6 @@ _MOST_SENTENCES = 6  # of more pairs, a sentence for each outcome names them
 _FEW_SEEDS = 5
 _LONGEST_WHY = 40  # letters of a reason in a table; sentences have longer ones
 _SHARED = "*"
-_FOOTNOTES = FOOTNOTES | {_SHARED: "*: other programs used the machine meanwhile."}
 _TONES: tuple[Tone, ...] = ("better", "worse", "same", "undecided", "not tested")
 _OF_KEPT: tuple[Tone, ...] = ("worse", "undecided", "same", "not tested")  # of several tasks the first that one has
 _Column = tuple[Column, Sequence[str | Cell]]  # a column and its cells
@@ -200,10 +199,7 @@ def _why(verdicts: Iterable[Verdict]) -> str:
 
 
 def headline_table(results: ComparisonResults) -> Table:
-    """Build the table of methods, by gain, the highest first; columns without values are left out.
-
-    Only the marks that it shows are explained.
-    """
+    """Build the table of methods, by gain, the highest first; columns without values are left out."""
     task = next((verdict.task for verdict in asked(results)), results.first_task)
     gains = {name: gain for name in results.others if task and (gain := gain_on(results, name, task)) is not None}
     order = sorted(results.others, key=lambda name: -gains[name].difference if name in gains else math.inf)
@@ -224,8 +220,8 @@ def headline_table(results: ComparisonResults) -> Table:
     columns += [_kept(results, order), *_sizes(results, order, controls), *_costs(results, order, controls)]
     rows = tuple(map(Row, zip(*(cells for _, cells in columns), strict=True)))
     shown = tuple(column for column, _ in columns)
-    table = Table("headline", "Headline", shown, rows, heading=False).with_values()
-    return replace(table, caption=" ".join([_LEGEND, *table.notes(_EXPLAINED)]))
+    table = Table("headline", "Headline", shown, rows, _LEGEND, heading=False, footnotes=_FOOTNOTES)
+    return table.with_values()
 
 
 def _sizes(results: ComparisonResults, order: Sequence[str], controls: Mapping[str, str | None]) -> list[_Column]:
@@ -330,9 +326,10 @@ def _costs(results: ComparisonResults, order: Sequence[str], controls: Mapping[s
 _TIME = "The time of a training step over that of what it is compared with, the median of interleaved rounds."
 _MEMORY = "The peak memory of a training step over that of what it is compared with."
 _LEGEND = "Gains are over the baseline; above 0 is better."
-_EXPLAINED = {
+_FOOTNOTES = {
     "[": "[Intervals] belong to their outcomes, corrected for all pairs of the question.",
-    **_FOOTNOTES,
+    **FOOTNOTES,
+    _SHARED: "*: other programs used the machine meanwhile.",
     " ×": "× is over what a row is compared with.",
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -93,8 +92,8 @@ def budget_table(results: ComparisonResults) -> doc.Table:
             f" For equal gain: how many times {name}'s parameters a method needs, with the plain 95 % interval of this "
             "rate (docs/frontiers.md)."
         )
-    made = doc.Table("budgets", "Gain by budget", tuple(columns), tuple(table), heading=False)
-    return replace(made, caption=" ".join([caption, *made.notes(FOOTNOTES)]))
+    title = "Gain by budget"
+    return doc.Table("budgets", title, tuple(columns), tuple(table), caption, heading=False, footnotes=FOOTNOTES)
 
 
 def _budgets(results: ComparisonResults, frontier: Frontier) -> dict[str, int]:

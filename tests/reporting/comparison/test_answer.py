@@ -118,7 +118,7 @@ def test_the_headline_explains_the_marks_that_it_has_and_no_others(asked, raw, b
     for results in (asked(-2.0, 0.2), asked(0.05, 0.1, p=0.5, keep=["lora"]), build(raw | {"questions": []}), untested):
         table = headline_table(results)
         cells = " ".join(str(cell) for row in table.rows for cell in row.cells)
-        explained = {mark for mark, word in words.items() if word in table.caption}
+        explained = {mark for mark, word in words.items() if word in table.explained}
         assert explained == {mark for mark in words if mark in cells}
         shown.add(frozenset(explained))
     assert len(shown) > 1

@@ -52,7 +52,7 @@ def test_what_no_primary_question_asks_is_called_exploratory():
     marked = {name: [cell.endswith("†") for cell in cells[:3]] for name, cells in rows_of(table).items()}
     assert [name for name, marks in marked.items() if all(marks)] == ["ahead", "turning"]
     assert not any(marked["behind"])
-    assert "†: exploratory." in table.caption
+    assert "†: exploratory." in table.explained
 
 
 def test_the_frontier_follows_the_answer_and_its_data_are_complete():
@@ -125,7 +125,7 @@ def test_the_budgets_at_which_only_the_rates_tried_decide_are_marked(tried):
     ]
     table = budget_table(results.model_copy(update={"joined": joined}))
     assert [cell.endswith("‡") for cell in rows_of(table)["ahead"][:3]] == [name in tried for name in BUDGETS]
-    assert table.caption.endswith("‡: at the rates tried.") == bool(tried)
+    assert table.explained.endswith("‡: at the rates tried.") == bool(tried)
 
 
 def test_each_budget_has_the_verdict_against_the_lora_of_its_own():
