@@ -139,7 +139,7 @@ def _origin_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults) -
     computed = {name: dict(run.computed_with) for name, run in runs.items() if run.computed_with}
     if results.study is not None:  # whose variants are of several classes
         computed = {name: {**values, "class": None} for name, values in computed.items()}
-    yield from computed_differently(computed)
+    yield from computed_differently({name: [values] for name, values in computed.items()})
 
 
 def _tuning_cautions(tuning: Tuning) -> Iterator[str]:

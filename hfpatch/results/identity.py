@@ -8,7 +8,7 @@ differences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hfpatch.errors import listed
@@ -91,18 +91,28 @@ def differing(runs: Mapping[str, Mapping[Respect, str]]) -> Iterator[str]:
             yield f"{respect[0]}: {'; '.join(f'{value} ({listed(names)})' for value, names in labels.items())}."
 
 
-def computed_differently(computed: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def computed_differently(computed: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
     """Yield a sentence for each way in which runs were computed differently.
 
     Args:
-        computed: the values of :data:`COMPUTED_WITH` by run, where a run has them.
+        computed: the values of :data:`COMPUTED_WITH` of all scores of a run, by run, where a run has them.
     """
-    runs: dict[str, dict[Respect, str]] = {label: {} for label in computed}
-    for label, values in computed.items():
-        for key, what in COMPUTED_WITH.items():
-            value = values.get(key)
-            entries = value if isinstance(value, Mapping) else {"": value}
-            for entry, one in entries.items():
-                words = f"Scores were computed with another {what}{f', {entry}' if entry else ''}"
-                runs[label][words,] = "" if one is None else str(one)[: 12 if key.endswith("sha256") else None]
+    runs: dict[str, dict[Respect, str]] = {}
+    for label, of_scores in computed.items():
+        made = [_computed_in_words(values) for values in of_scores]
+        respects = dict.fromkeys(words for one in made for words in one)
+        runs[label] = {
+            (f"Scores were computed with another {words}",): listed(sorted({one.get(words, "none") for one in made}))
+            for words in respects
+        }
     yield from differing(runs)
+
+
+def _computed_in_words(values: Mapping[str, Any]) -> dict[str, str]:
+    shown = {}
+    for key, what in COMPUTED_WITH.items():
+        value = values.get(key)
+        for entry, one in (value if isinstance(value, Mapping) else {"": value}).items():
+            text = "none" if one is None else str(one)[: 12 if key.endswith("sha256") else None]
+            shown[f"{what}{f', {entry}' if entry else ''}"] = text
+    return shown

@@ -40,7 +40,7 @@ from hfpatch.support.files import printable
 
 _SEVERAL = (
     "Each difference is the paired one of its own run; none was tested across runs. Scores of runs that were measured "
-    "alike can be compared. What is not named here is the same in all, as far as it is recorded."
+    "alike can be compared."
 )
 
 

@@ -141,5 +141,5 @@ def test_a_loss_far_above_the_others_does_not_flatten_them(tuned):
 
 def test_cards_and_joint_reports_say_it_too(tuned, results):
     assert "Each method at its best of 3 rates: the choice may" in run_card(tuned)
-    expected = "Tuning: 40 steps with seed 1000 at each of 0.001, 0.01, 0.1 (a); none (b)."
+    expected = "Tuning, learning_rates: [0.001, 0.01, 0.1] (a); none (b)."
     assert expected in trained_differently({"a": tuned, "b": results})
