@@ -15,11 +15,11 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import OF_SAME_SIZE, controls_of, references
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import HELD_OUT, SAME_SIZE
-from hfpatch.recipes.training import TrainingSettings
+from hfpatch.recipes.training import TrainingSettings, group_of
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
-from hfpatch.results.parts import Comparison, TaskResult
+from hfpatch.results.parts import Comparison, TaskResult, Values
 from hfpatch.results.tuning import Tuning
 
 PRODUCTS = {
@@ -317,20 +317,30 @@ def rates_sentence(results: ComparisonResults) -> str:
         but = f" but {listed(diverged)}, not tuned as all trials diverged," if diverged else ""
         tried = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
         return f"Each {results.noun}{but} at its best of {tried} rates{more}{_rate_errors(results)}."
-    rate = results.training.get("lr")
-    if not isinstance(rate, int | float) or not results.others:
+    usual = results.training.get("lr")
+    if not isinstance(usual, int | float) or not results.others:
         return ""
-    # Those of groups of parameters, and of variants
-    other = dict(sorted((results.training.get("learning_rates") or {}).items()))
-    variants = {name: method.variant.training for name, method in results.methods.items() if method.variant is not None}
-    other |= {name: float(training["lr"]) for name, training in variants.items() if "lr" in training}
-    others = ", ".join(f"{name} {value:g}" for name, value in other.items() if value != rate)
-    rates = f"{rate:g} ({others})" if others else f"{rate:g}"
+    # The rates of the tensors that the methods have; where these are not known, those of all groups
+    rates: dict[str, float] = {}
+    by_group: Values = results.training.get("learning_rates") or {}
+    for name, method in results.methods.items():
+        if name == results.base:
+            continue
+        trains = [run.train for run in method.runs.values() if run.train is not None]
+        groups = {group_of(tensor) for train in trains for tensor in train.update_survival if tensor != "all"}
+        settings = results.training | (method.variant.training if method.variant is not None else {})
+        for group in groups or {"other", *by_group}:
+            rate = float(by_group.get(group, settings["lr"]))
+            which = f" for tensor group {group}" if group in by_group else f" for variant {name}"
+            rates["" if rate == usual else which] = rate
+    if len({*rates.values()}) == 1:
+        if len(results.others) == 1:
+            return f"One learning rate ({rate:g}), not tuned: another may change the result."
+        return f"All {results.noun}s at one rate ({rate:g}), which may favour some."
+    shown = ", ".join(f"{rate:g}{which}" for which, rate in sorted(rates.items()))
     if len(results.others) == 1:
-        return f"One learning rate ({rates}), not tuned: another may change the result."
-    if not others:
-        return f"All {results.noun}s at one rate ({rates}), which may favour some."
-    return f"No rate was tuned: {rates}, which may favour some."
+        return f"No rate was tuned ({shown}): others may change the result."
+    return f"No rate was tuned ({shown}), which may favour some."
 
 
 def _rate_errors(results: ComparisonResults) -> str:

@@ -1,5 +1,6 @@
 """How rates were chosen, as the report says and draws it."""
 
+import copy
 import re
 
 import pytest
@@ -55,15 +56,38 @@ def test_the_first_sentence_says_what_holds_at_the_rates_tried(tuned):
     )
 
 
-def test_rates_of_groups_that_are_not_tuned_are_those_of_the_recipe(raw, build):
-    untuned = raw | {"tuning": None, "training": {"lr": 1e-5, "learning_rates": {"query": 1e-5, "lora": 3e-3}}}
-    assert rates_sentence(build(untuned)) == "No rate was tuned: 1e-05 (lora 0.003), which may favour some."
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        ({SKIP: ["preproj_up"]}, "One learning rate (1e-05), not tuned"),
+        ({LORA: ["lora_A"]}, "One learning rate (0.003), not tuned"),
+        ({LORA: ["lora_A", "preproj_up"]}, "No rate was tuned (1e-05, 0.003 for tensor group lora): others"),
+        ({SKIP: ["preproj_up"], "third": ["temperature_query"]}, "All methods at one rate (1e-05), which may"),
+        ({LORA: ["lora_A"], "third": ["lora_B"]}, "All methods at one rate (0.003), which may"),
+        ({LORA: ["lora_A"], SKIP: ["preproj_up"]}, "No rate was tuned (1e-05, 0.003 for tensor group lora), which may"),
+        ({LORA: [], SKIP: []}, "No rate was tuned (1e-05, 0.003 for tensor group lora), which may"),
+    ],
+)
+def test_rates_that_are_not_tuned_are_those_of_the_tensors_that_the_methods_have(raw, build, tensors, expected):
+    training = {"lr": 1e-5, "learning_rates": {"query": 1e-5, "lora": 3e-3}}
+    methods = {"baseline": raw["methods"]["baseline"]}
+    for name, groups in tensors.items():
+        methods[name] = copy.deepcopy(raw["methods"][LORA])
+        for run in methods[name]["runs"].values():
+            run["train"]["update_survival"] = dict.fromkeys([*groups, "all"], 1.0)
+    untuned = raw | {"tuning": None, "comparisons": [], "training": training, "methods": methods}
+    assert rates_sentence(build(untuned)).startswith(expected)
 
 
 def test_rates_of_variants_that_are_not_tuned_are_those_of_the_recipe(build):
     raw = study() | {"tuning": None, "training": {"lr": 1e-3}}
     raw["methods"]["nonlinear"]["variant"]["training"] = {"lr": 3e-3}
-    assert rates_sentence(build(raw)) == "No rate was tuned: 0.001 (nonlinear 0.003), which may favour some."
+    assert (
+        rates_sentence(build(raw)) == "No rate was tuned (0.001, 0.003 for variant nonlinear), which may favour some."
+    )
+    for method in raw["methods"].values():
+        method["variant"]["training"] = {"lr": 3e-3}
+    assert rates_sentence(build(raw)) == "All variants at one rate (0.003), which may favour some."
 
 
 def test_a_method_whose_trials_all_diverged_is_never_called_tuned(build):
