@@ -394,7 +394,8 @@ class ComparisonResults(Tabular):
             case "trials" if (tuning := self.tuning) is not None:
                 for trial in tuning.trials:
                     row = {"method": trial.method, **trial.values, "loss": trial.loss}
-                    yield {**row, "diverged_step": trial.diverged_step, "chosen": tuning.is_chosen(trial)}
+                    row |= {"diverged_step": trial.diverged_step, "chosen": tuning.is_chosen(trial)}
+                    yield {**row, "seed": trial.seed, "plan": trial.plan}
             case "retention" if (retention := self.retention) is not None:
                 for point in retention.points:
                     of_point = {"method": point.method, "scale": point.scale, "tuning_loss": point.tuning_loss}

@@ -50,7 +50,10 @@ def test_the_other_tables_of_a_comparison(comparison):
     verdicts = comparison.to_pandas("verdicts")
     assert verdicts.iloc[0][["question", "method", "other", "outcome"]].tolist() == ["base", SKIP, "baseline", "better"]
     assert len(verdicts) == 3 * 3  # three pairs on three tasks
-    assert comparison.to_pandas("trials").chosen.sum() == 2
+    trials = comparison.to_pandas("trials")
+    assert trials.chosen.sum() == 2
+    assert trials.seed.tolist() == [trial.seed for trial in comparison.tuning.trials]
+    assert trials.plan.tolist() == [trial.plan for trial in comparison.tuning.trials]
     curves = comparison.to_pandas("curves")
     assert curves[curves.method == SKIP].loss.tolist() == comparison.methods[SKIP].curve.loss
     with pytest.raises(hfpatch.HfpatchError, match=r"to_pandas\('score'\).*there are scores, methods, verdicts"):

@@ -138,6 +138,9 @@ def test_the_report_shows_the_choices_and_what_is_at_the_edge(tuned):
     rows = read_csv(document.parts[0].figures["tuning"].data)
     assert [(row["method"], row["lr"]) for row in rows if row["chosen"] == "True"] == [(SKIP, "0.01"), (LORA, "0.1")]
     assert [row["diverged_step"] for row in rows if not row["loss"]] == ["7"]
+    assert {(row["seed"], row["plan"]) for row in rows} == {
+        (str(trial.seed), trial.plan) for trial in tuned.tuning.trials
+    }
     assert "tuning" in document.parts[0].figures
     assert rates_sentence(tuned) in html(document)
     assert [section.name for section in document.parts[0].sections].count("tuning") == 1
