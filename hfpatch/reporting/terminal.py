@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from textwrap import shorten
 
@@ -14,6 +15,7 @@ from hfpatch.reporting import document as doc
 
 _COLOURS = {"better": "green", "worse": "red", "same": "cyan", **dict.fromkeys(("undecided", "not tested"), "dim")}
 _UNBOUNDED = 1000  # columns, to measure how wide a table is
+_WORD = re.compile(r"\[[^\]\n]*\]\S*|\S+|$")  # an interval is one word
 _MOST_BRIEF = 2  # so that the answer below them ends within 40 lines for ten methods
 
 
@@ -52,39 +54,77 @@ def _beginnings(sentences: Sequence[str], width: int) -> list[str]:
 
 
 def _print_table(console: Console, content: doc.Table) -> None:
-    """Print a table with a line a row; where it is too wide for that, without details, then as narrow as it can be."""
+    """Print a table with a line a row; where it is too wide for that, without details, then in parts that fit."""
     shown = content.only([i for i, column in enumerate(content.columns) if not column.detail])
-    for part, split in ((content, False), (shown, False), (shown, True)):
-        table = _table(part, split=split, width=console.width)
-        if console.measure(table, options=console.options.update(width=_UNBOUNDED)).maximum <= console.width:
+    for part in (content, shown):
+        tables = [_table(part)]
+        if console.measure(tables[0], options=console.options.update(width=_UNBOUNDED)).maximum <= console.width:
             break
-    console.print(table)
+    else:
+        tables = _narrow_tables(shown, console.width)
+    for index, table in enumerate(tables):
+        if index:
+            console.print()
+        console.print(table)
     left_out = [column.name for column in content.columns if column not in part.columns]
     more = f"The report has also: {', '.join(left_out)}." if left_out else ""
     if caption := " ".join(filter(None, [part.explained, more])):
         console.print(caption, style="dim", highlight=False, markup=False)
 
 
-def _table(content: doc.Table, *, split: bool, width: int) -> Table:
-    """Return the table for rich, which breaks lines so that it fits.
+def _narrow_tables(content: doc.Table, width: int) -> list[Table]:
+    """Return tables of the columns that name a row and as many others as have room if lines break between words.
+
+    The first column names a row, with those after it that tell rows apart. Only what has no room breaks elsewhere.
+    """
+    texts = [[cell.plain for cell in cells] for cells in _cells(content, split=True)]
+    least = [max(map(len, _WORD.findall("\n".join(cells)))) for cells in texts]
+    longest = [max(map(len, "\n".join(cells).split("\n"))) for cells in texts]
+    heads = (i for i in range(1, len(texts)) if len({row.cells[:i] for row in content.rows}) == len(content.rows))
+    head = next(heads, 1)
+    if sum(least[:head]) + head > 2 * width // 3:
+        head, least[0] = 1, min(least[0], 2 * width // 3)
+    least[head:] = [min(length, width - sum(least[:head]) - head) for length in least[head:]]
+    parts = [[*range(head)]]
+    for i in range(head, len(texts)):
+        if sum(least[j] + 1 for j in (*parts[-1], i)) > width + 1:  # with a space between columns
+            parts.append([*range(head)])
+        parts[-1].append(i)
+    tables = []
+    for part in parts:
+        widths = {i: least[i] for i in part}
+        for _ in range(width + 1 - sum(least[i] + 1 for i in part)):  # the narrowest column grows first
+            if growing := [i for i in part if widths[i] < longest[i]]:
+                widths[min(growing, key=lambda i: widths[i])] += 1
+        tables.append(_table(content.only(part), list(widths.values())))
+    return tables
+
+
+def _table(content: doc.Table, widths: Sequence[int] = ()) -> Table:
+    """Return the table for rich: with a line a row, or with columns of these widths."""
+    title = {"title": content.title, "title_justify": "left", "title_style": "bold"} if content.heading else {}
+    padding = (0, int(not widths), 0, 0)  # beside the space that the box puts between columns
+    table = Table(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, **title)  # type: ignore[arg-type]  # rich's types forbid a mapping of options
+    columns = _cells(content, split=bool(widths))
+    for i, column in enumerate(content.columns):
+        side = "right" if column.number else "left"
+        table.add_column(columns[i][0], justify=side, overflow="fold", width=widths[i] if widths else None)  # type: ignore[arg-type]  # as a literal
+    for row in zip(*(cells for _, *cells in columns), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _cells(content: doc.Table, *, split: bool) -> list[list[Styled]]:
+    """Return the heading and the cells of each column.
 
     With ``split``, headings after their first word, and intervals, begin a line.
     """
-    title = {"title": content.title, "title_justify": "left", "title_style": "bold"} if content.heading else {}
-    padding = (0, int(not split), 0, 0)  # beside the space that the box puts between columns
-    table = Table(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, **title)  # type: ignore[arg-type]  # rich's types forbid a mapping of options
-    room, cells = 2 * width // 3, list[list[Styled]]()
+    columns = []
     for i, column in enumerate(content.columns):
-        name, side = column.name.replace(" ", "\n", 1) if split else column.name, "right" if column.number else "left"
+        name = column.name.replace(" ", "\n", 1) if split else column.name
         head = Styled("\n".join((name, *column.notes)))  # no markup: a name may be in brackets
-        cells.append([_styled(row.cells[i], split) for row in content.rows])
-        longest = max(len(line) for cell in (head, *cells[-1]) for line in cell.plain.split("\n"))
-        whole = (i == 0 or column.number) and longest < room  # names and numbers, as far as there is room
-        room -= whole * (longest + 1)
-        table.add_column(head, justify=side, overflow="fold", no_wrap=whole)  # type: ignore[arg-type]  # as literals
-    for row in zip(*cells, strict=True):
-        table.add_row(*row)
-    return table
+        columns.append([head, *(_styled(row.cells[i], split) for row in content.rows)])
+    return columns
 
 
 def _styled(cell: str | doc.Cell, split: bool) -> Styled:

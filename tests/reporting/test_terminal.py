@@ -29,8 +29,29 @@ def test_two_names_are_never_cut_to_the_same(printed, width, columns, end):
     rows = [(name, *["+0.0955 [0.0910, 0.1001]"] * columns) for name in names]
     lines = printed(table(["method", *map(str, range(columns))], *rows), width).splitlines()
     assert max(map(len, lines)) <= width
-    assert re.sub(r"[^a-z_]", "", "".join(lines)) == "method" + "".join(names)
-    assert re.sub(r"[^\d.]", "", "".join(lines)).count(".") == 3 * 2 * columns  # numbers are there, if in parts
+    tables = "\n".join(lines).count("method")
+    assert re.sub(r"[^a-z_]", "", "".join(lines)) == ("method" + "".join(names)) * tables
+    assert "\n".join(lines).count("[0.0910, 0.1001]") == 2 * columns
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("cell", ["1.7752 ± 0.0123", "+12,345.6 [12,340.1, 12,350.2]†"])
+def test_a_table_that_is_too_wide_goes_on_below_with_every_number_whole(printed, width, cell):
+    headings = [f"a_model_{i}" for i in range(12)]
+    rows = [(task, *[cell] * 12) for task in ("lambada_openai", "held-out text")]
+    text = printed(table(["task", *headings], *rows), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert re.findall(r"a_model_\d+", text) == headings
+    assert text.count("task") == text.count("lambada_openai") > 1
+    for part in re.findall(r"\[.*\]†|[^ ]+", cell.replace("±", "")):
+        assert text.count(part) == 24
+
+
+def test_a_part_of_a_table_has_all_columns_that_tell_its_rows_apart(printed):
+    headings = ["task", "metric", *(f"a_model_{i}" for i in range(12))]
+    rows = [("cloze", metric, *["1.7752 ± 0.0123"] * 12) for metric in ("acc", "perplexity")]
+    text = printed(table(headings, *rows), 60)
+    assert text.count("cloze acc") == text.count("cloze perplexity") == text.count("task  metric") > 1
 
 
 def test_details_are_left_out_and_named_where_a_row_would_need_more_lines(printed):
@@ -80,7 +101,7 @@ def words_of(document):
                 yield from (word for cell in (column.name, *column.notes, *cells) for word in str(cell).split())
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.relative_to(RESULTS).as_posix())
 def test_a_committed_answer_is_short_and_breaks_no_word(printed, folder, width):
     document = document_of(folder)
@@ -92,7 +113,7 @@ def test_a_committed_answer_is_short_and_breaks_no_word(printed, folder, width):
         assert len(text.splitlines()) <= 40 + more
 
 
-@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_plan_breaks_no_word(printed, width):
     base, name, task = "linear_pre_projection", "pre_projection_skip", "lambada_openai"
     question = {"method": name, "task": task, "seeds": 5, "documents": 1200, "metric": "nats_per_token"}
