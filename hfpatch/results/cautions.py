@@ -19,7 +19,7 @@ from hfpatch.recipes.training import TrainingSettings, group_of
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
-from hfpatch.results.parts import Comparison, TaskResult, Values
+from hfpatch.results.parts import Comparison, TaskResult
 from hfpatch.results.tuning import Tuning
 
 PRODUCTS = {
@@ -322,15 +322,15 @@ def rates_sentence(results: ComparisonResults) -> str:
         return ""
     # The rates of the tensors that the methods have; where these are not known, those of all groups
     rates: dict[str, float] = {}
-    by_group: Values = results.training.get("learning_rates") or {}
+    by_group: dict[str, float] = results.training.get("learning_rates") or {}
     for name, method in results.methods.items():
         if name == results.base:
             continue
         trains = [run.train for run in method.runs.values() if run.train is not None]
-        groups = {group_of(tensor) for train in trains for tensor in train.update_survival if tensor != "all"}
+        groups: set[str] = {group_of(tensor) for train in trains for tensor in train.update_survival if tensor != "all"}
         settings = results.training | (method.variant.training if method.variant is not None else {})
         for group in groups or {"other", *by_group}:
-            rate = float(by_group.get(group, settings["lr"]))
+            rate = by_group[group] if group in by_group else settings["lr"]
             which = f" for tensor group {group}" if group in by_group else f" for variant {name}"
             rates["" if rate == usual else which] = rate
     if len({*rates.values()}) == 1:
