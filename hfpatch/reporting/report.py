@@ -154,6 +154,8 @@ def _write(out: Path, material: Sequence[RunData], *, pdf: bool) -> Report:
     for index, run in enumerate(material, 1):
         first, scores = headline_table(run.shown), score_table(run.shown)
         for table, words in ((first, f"{answer(run.shown)} {first.explained}"), (scores, scores.explained)):
+            if not table.rows:
+                continue
             table = replace(table, name=f"{table.name}-{index}" if len(material) > 1 else table.name)
             title = f"{run.title or run.results.name}: {table.title.lower()}."
             tables.append(latex(table, caption=" ".join(filter(None, (title, words, run.note)))))

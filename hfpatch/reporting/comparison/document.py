@@ -178,7 +178,7 @@ def missing(results: ComparisonResults) -> Iterator[str]:
         yield f"The run is not complete: the same hfpatch {command} with --resume finishes it."
     if not results.methods:
         yield f"No {results.noun} has a result."
-    if not results.tasks:
+    if not results.tasks and (results.study is None or results.data.get("held_out")):
         yield "No task has a result."
     if unfinished := [name for name, method in results.methods.items() if not method.runs]:
         yield f"{listed(unfinished)}: no run is finished."

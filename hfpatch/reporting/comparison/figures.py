@@ -29,7 +29,10 @@ _MOST_GROUPS = 3  # of more series of one method in a panel, the mean is drawn
 
 
 class Drawing(NamedTuple):
-    """A figure of a comparison: its title, how to read it, what draws it, and its data or their table in `records`."""
+    """A figure of a comparison: its title, how to read it, what draws it, and its data or their table in `records`.
+
+    ``of_study`` says how to read that of a study, ``of_one`` a single curve, where they are not to be read alike.
+    """
 
     title: str
     caption: str
@@ -37,6 +40,7 @@ class Drawing(NamedTuple):
     data: str | Callable[[ComparisonResults], Iterable[Record]]
     draws_all: bool = False
     of_study: str = ""
+    of_one: str = ""
 
 
 @report_style()
@@ -50,7 +54,9 @@ def draw(results: ComparisonResults) -> dict[str, Figure]:
 def figure_block(name: str, figure: Figure, results: ComparisonResults) -> doc.Figure:
     """Return a figure with its words and its data."""
     drawing, others = FIGURES[name], len(results.others)
-    caption = drawing.of_study if results.study and drawing.of_study else drawing.caption
+    curves = sum(method.curve is not None for method in results.methods.values())
+    special = drawing.of_one if curves == 1 else drawing.of_study if results.study else ""
+    caption = special or drawing.caption
     if others > MOST_METHODS and not drawing.draws_all:
         caption += (
             f" Drawn are the {MOST_METHODS} of {others} methods with the smallest p against the baseline; the tables "
@@ -251,6 +257,8 @@ FIGURES = {
         "curves",
         of_study="The training loss, mean over seeds, as a running mean; the loss on held-out text; and, between them, "
         "the share of the baseline's that is saved.",
+        of_one="The training loss, mean over seeds, as a running mean. Where the loss on held-out text was measured, "
+        "it has a panel of its own.",
     ),
     "diagnostics": Drawing(
         "Size and direction of f",

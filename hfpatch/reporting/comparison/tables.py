@@ -69,6 +69,7 @@ def score_table(results: ComparisonResults) -> Table:
         number = [str(seeds.get(name) or NOTHING)] if differ else []
         rows.append(Row((name, *number, *scores.values()), strong=name == results.baseline))
     error = "" if results.base is None else "; the baseline with its standard error over documents"
+    elsewhere = " Differences and verdicts are in the table of paired differences."
     return Table(
         name="main",
         title="Scores",
@@ -78,7 +79,7 @@ def score_table(results: ComparisonResults) -> Table:
             *(_task(results, task) for task in results.tasks),
         ),
         rows=tuple(rows),
-        caption=f"The mean over seeds{error}. Differences and verdicts are in the table of paired differences.",
+        caption=f"The mean over seeds{error}.{elsewhere if difference_table(results).rows else ''}",
         heading=False,
         search=True,
     )

@@ -71,6 +71,28 @@ def test_the_document_has_its_sections_and_what_is_missing_is_named(results):
     assert f"identity, seed 1: no result on {TEXT}." in absent
 
 
+def one_variant():
+    raw = study()
+    raw["methods"] = {"linear": raw["methods"]["linear"]}
+    return raw | {"questions": [], "comparisons": [], "tuning": None, "margin": {}}
+
+
+def test_a_study_of_one_variant_speaks_of_nothing_that_it_does_not_have(tmp_path):
+    raw = one_variant()
+    document = document_of(ComparisonResults.model_validate(raw))
+    assert "the share of" not in document.parts[0].figures["training"].caption
+    assert "paired differences" not in score_table(ComparisonResults.model_validate(raw)).caption
+    tables = write_report(write_run(tmp_path, raw, curves=False)).tex.read_text()
+    assert re.findall(r"label\{(.*)\}", tables) == ["tab:main"]  # an empty table is none
+
+
+@pytest.mark.parametrize("held_out", [{"documents": 60}, None])
+def test_that_no_task_has_a_result_is_said_where_text_is_held_out(held_out):
+    raw = one_variant()
+    raw["tasks"], raw["data"]["held_out"] = {}, held_out
+    assert ("No task has a result." in str(document_of(ComparisonResults.model_validate(raw)))) == bool(held_out)
+
+
 def test_seeds_that_no_look_asked_for_are_not_missing_and_means_over_other_seeds_say_so():
     raw = study()
     raw["training"]["seeds"] = {"looks": [2, 3]}
