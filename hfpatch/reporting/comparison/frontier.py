@@ -78,7 +78,7 @@ def budget_table(results: ComparisonResults) -> doc.Table:
         if line.method == frontier.reference:
             cells.append("1")
         elif equal is None or equal.rate is None:
-            cells.append(NOTHING if equal is None else equal.bounds or f"cannot be told ({equal.why})")
+            cells.append(NOTHING if equal is None else f"{equal.bounds or 'cannot be told'} ({equal.why})")
         else:
             cells.append(f"{times_text(equal.rate)} [{times_text(equal.low)}, {times_text(equal.high)}]")
         table.append(doc.Row(tuple(cells)))

@@ -47,6 +47,16 @@ def test_the_table_has_each_gain_and_rate_and_the_tones_of_their_verdicts():
     assert "● better, ◆ worse, ○ undecided." in table.caption
 
 
+def test_the_bounds_of_a_rate_are_shown_with_why_there_is_no_rate():
+    raw = frontier_example().to_json()
+    (turning,) = [line for line in raw["frontier"]["lines"] if line["method"] == "turning"]
+    turning["exchange"]["more_than"] = 26.0
+    assert (
+        rows_of(budget_table(ComparisonResults.model_validate(raw)))["turning"][-1]
+        == "more than 26 (they reach no common gain)"
+    )
+
+
 def test_what_no_primary_question_asks_is_called_exploratory():
     table = budget_table(frontier_example(**primary("behind")))
     marked = {name: [cell.endswith("†") for cell in cells[:3]] for name, cells in rows_of(table).items()}
