@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from hfpatch.support.distributions import describe_package
@@ -23,28 +23,39 @@ from hfpatch.support.provenance import PACKAGES
 
 _FOLDERS = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
 _FOLDERS |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
-_FILE = re.compile(r"[^\0\n/]{1,200}\.\w{1,20}")
+_FILE = re.compile(r"[^\0\n]{1,200}\.\w{1,20}")
 _IMPORTING = ("import_module", "__import__")
+_WRITING = {"write", "writelines", "write_text", "write_bytes", "dump", "save", "savez", "savetxt", "to_csv", "to_json"}
+"""A function that calls one of these may write the files that it names, which are then no input."""
 _FIXED = (type(None), bool, int, float, str, bytes, tuple, frozenset)
 _DEFINITION = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-_CODE = (type, FunctionType, MethodType, staticmethod, classmethod, property, functools.partial)
+_CODE = (
+    type,
+    FunctionType,
+    MethodType,
+    staticmethod,
+    classmethod,
+    property,
+    functools.cached_property,
+    functools.partial,
+)
 
 
 def hash_code(roots: Iterable[Any]) -> str:
     """Return the SHA-256 of values, in any order, and of the code of the functions and classes in them.
 
     Of the file of a function or a class count the definitions that it names, at any depth, with the numbers and texts
-    of the globals in them and the files beside it that they name, and all statements that define nothing; of each file
+    of the globals in them, all statements that define nothing, and the files beside it that these name; of each file
     outside installed packages that these import, at the top or in a function, all of it; of a package, all its files.
     Comments, docstrings and formatting do not count. Installed packages count by version, see
     :func:`hfpatch.support.distributions.describe_package`, and the libraries whose versions results record do not
-    count.
+    count. A closure counts with the functions, classes, numbers and texts that it holds.
 
     Code without a file, such as a cell of a notebook, counts by its bytecode, with the functions, classes and constants
     of its module that it names.
 
-    A source is read once for each import of its module: it may change while its code is in use. Not seen are modules
-    and files whose names are computed.
+    A source is read at its first hash after each import of its module: it may change while its code is in use. Not seen
+    are modules and files whose names are computed, and lists and dictionaries that are no literals.
 
     Args:
         roots: functions, classes, and values that contain some, such as a partial object or a tuple.
@@ -64,6 +75,7 @@ class _Code:
         self._files: list[Path] = []  # that count whole
         self._packages: set[str] = set()
         self._without_file: dict[int, str] = {}
+        self._open: set[int] = set()  # functions that are being described
         self._installed = _installed(tuple(sys.path))
 
     def lines(self) -> Iterator[str]:
@@ -74,14 +86,13 @@ class _Code:
             reached = source.reached(names)
             used = {name for part in reached if part.name for name in part.names} - source.assigned
             values = {name: space[name] for name in used if _is_constant(name, space.get(name, ...))}
-            texts = {text for part in reached if part.name for text in part.texts}
-            read = [file.with_name(text) for text in sorted(texts) if _FILE.fullmatch(text)]
-            hashes = [sha256_file(path) for path in read if path.is_file()]
-            yield f"{file.name} {[part.tree for part in reached]} {self.describe(sorted(values.items()))} {hashes}"
+            yield f"{file.name} {[part.tree for part in reached]} {self.describe(sorted(values.items()))}"
+            yield from _files_read(reached, file)
             self._follow_all(source, file)
         for file in self._files:  # as it grows
             source = _read(file, self._spaces.get(str(file), {}).get("__spec__"))
             yield f"{file.name} {[part.tree for part in source.parts]}"
+            yield from _files_read(source.parts, file)
             self._follow_all(source, file)
         for package in self._packages:
             yield from describe_package(package, tuple(sys.path))
@@ -89,13 +100,16 @@ class _Code:
 
     def describe(self, value: Any) -> str:
         """Return a value as text that is equal in all processes, and note the code in it."""
-        wrapped = getattr(value, "__dict__", {}).get("__wrapped__")  # of functools.wraps
-        if wrapped is not None:
-            return f"wrapped {self.describe(wrapped)}"
-        if isinstance(value, type | FunctionType):
+        if isinstance(value, type):
             return self._note(value)
-        if isinstance(value, MethodType | staticmethod | classmethod):
+        if isinstance(value, FunctionType):
+            return f"{self._note(value)} {self._bound(value)}"
+        if isinstance(value, MethodType):
+            return f"{self.describe(value.__func__)} of {self.describe(value.__self__)}"
+        if isinstance(value, staticmethod | classmethod):
             return f"{type(value).__name__} {self.describe(value.__func__)}"
+        if isinstance(value, functools.cached_property):
+            return f"property {self.describe(value.func)}"
         if isinstance(value, property):
             return f"property {self.describe((value.fget, value.fset))}"
         if isinstance(value, functools.partial):
@@ -108,10 +122,23 @@ class _Code:
             return f"{{{', '.join(sorted(map(self.describe, value)))}}}"
         if isinstance(value, BuiltinFunctionType | ModuleType):
             return value.__name__
+        kind = self._note(type(value))
+        if (wrapped := getattr(value, "__dict__", {}).get("__wrapped__")) is not None:  # of functools.lru_cache
+            return f"{kind} {self.describe(wrapped)}"
         if is_dataclass(value):
-            return f"{self._note(type(value))} {self.describe(vars(value))}"
+            return f"{kind} {self.describe(vars(value))}"
         text = repr(value)
-        return self._note(type(value)) if " at 0x" in text else text
+        return kind if " at 0x" in text else f"{kind} {text}"
+
+    def _bound(self, function: FunctionType) -> str:
+        """Return the code and constants that a function took from the one around it, such as what a decorator wraps."""
+        if id(function) in self._open:  # it calls itself
+            return ""
+        self._open.add(id(function))
+        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+        text = self._all(cell for cell in cells if isinstance(cell, (*_CODE, *_FIXED)))
+        self._open.discard(id(function))
+        return text
 
     def _all(self, values: Iterable[Any]) -> str:
         return ", ".join(map(self.describe, values))
@@ -129,7 +156,10 @@ class _Code:
             self._packages |= _to_describe(module)
         elif Path(file).is_file():
             self._spaces[file] = space
-            self._roots.setdefault(Path(file), set()).add(value.__qualname__.partition(".")[0])
+            code = getattr(value, "__code__", None)
+            # functools.wraps changes the other name; Python 3.10 has this one alone
+            qualname = getattr(code, "co_qualname", value.__qualname__)
+            self._roots.setdefault(Path(file), set()).add(qualname.partition(".")[0])
         elif id(value) not in self._without_file:
             self._without_file[id(value)] = ""  # in case it names itself
             self._without_file[id(value)] = f"{name} {self._content(value)}"
@@ -154,7 +184,8 @@ class _Code:
     def _follow(self, name: str, file: Path) -> None:
         """Note the files, or the package, of a module that a file imports; leading dots count from its folder."""
         if name.startswith("."):
-            files = list(file.parents[len(name) - len(name.lstrip(".")) - 1].rglob("*.py"))
+            above = list(file.parents)[len(name) - len(name.lstrip(".")) - 1 :]
+            files = list(above[0].rglob("*.py")) if above else []
         else:
             top = name.partition(".")[0]
             try:
@@ -251,6 +282,21 @@ def _part(statement: ast.stmt) -> _Part:
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     name = statement.name if isinstance(statement, _DEFINITION) else ""
     return _Part(name, ast.dump(statement), frozenset(names), frozenset(texts))
+
+
+def _files_read(parts: Iterable[_Part], file: Path) -> Iterator[str]:
+    """Yield name and hash of each file beside or below a source that its parts name, but for parts that write."""
+    texts = {text for part in parts if not part.names & _WRITING for text in part.texts if _FILE.fullmatch(text)}
+    for text in sorted(texts):
+        if (file.parent / text).is_file():
+            yield f"file {text} {sha256_file(file.parent / text)}"
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
 
 
 def _is_constant(name: str, value: Any) -> bool:

@@ -369,7 +369,7 @@ def hash_model_code(model: nn.Module) -> str:
         held = (value for name, value in vars(module).items() if name != "forward" and not name.startswith("_"))
         roots += [value for value in held if isinstance(value, FunctionType)]
     family = family_of(str(getattr(getattr(base_model(model), "config", None), "model_type", "")))
-    foreign = [root for root in roots if root.__module__.partition(".")[0] not in PACKAGES]
+    foreign = [root for root in roots if str(root.__module__).partition(".")[0] not in PACKAGES]
     if family is not None and not BUILT_IN.issuperset(family.model_types):
         foreign.append(("family", family))
     return hash_code(foreign)

@@ -118,7 +118,8 @@ def test_results_have_every_point_and_can_be_computed_again(grown, tmp_path):
         assert kl.difference == pytest.approx(np.mean([score[TASK].metrics["kl"] for score in scores]))
         assert (point.comparison("held_out_text", "nats_per_token") is None) == (point.scale == 1)
     table = results.to_pandas("retention")
-    assert len(table) == sum(len(point.comparisons) for point in retention.points)
+    gains = sum(point.scale == 1 for point in retention.points)  # which are comparisons of the results
+    assert len(table) == sum(len(point.comparisons) for point in retention.points) + gains
     assert set(table.method[table.chosen]) == {"pre", "lora"}
     kept = [verdict for verdict in results.primary if verdict.question == "keep"]
     assert {(verdict.method, verdict.task) for verdict in kept} == {

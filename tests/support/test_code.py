@@ -94,6 +94,40 @@ def test_another_definition_and_a_counter_do_not_count_and_a_computed_constant_d
     assert hashed() != before
 
 
+OF_ANOTHER_FILE = {
+    "closure": ("def made(k):\n    def f(x):\n        return k * x\n    return f\n", "f = made({})\n"),
+    "partial": ("import functools\n\n\ndef made(k):\n    return functools.partial(max, k)\n", "f = made({})\n"),
+    "wrapper": (
+        "from functools import wraps as w\ndef made(g):\n @w(g)\n def f(x):\n  return g(x) + {}\n return f",
+        "@made\ndef f(x):\n    return x\n",
+    ),
+    "recursion": ("def made(k):\n    def f(x):\n        return f(x - 1) * {}\n    return f\n", "f = made(1)\n"),
+    "bound method": ("class C:\n    def f(self, x):\n        return {} * x\n\n\nmade = C\n", "f = made().f\n"),
+    "file at the top": ("made = 1\n", "from pathlib import Path\nPATH = Path(__file__).with_name('factor.txt')\n"
+                        "def f(x):\n    return PATH\n"),
+    "file below": ("made = 1\n", "def f(x):\n    return open('pack/factor.txt')\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", OF_ANOTHER_FILE)
+def test_what_another_file_makes_counts(written, way):
+    def hashed(value):
+        lib, mine = (text.replace("{}", value) for text in OF_ANOTHER_FILE[way])
+        files = {"lib.py": lib, "mine.py": f"from lib import made\n\n\n{mine}"}
+        written({**files, "factor.txt": value, "pack/factor.txt": value})
+        return hash_code([importlib.import_module("mine").f])
+
+    assert hashed("1") == hashed("1") != hashed("2")
+
+
+def test_a_file_that_code_writes_is_no_input(written):
+    text = "def f(x):\n    with open('log.txt', 'a') as file:\n        file.write('called')\n"
+    written({"mine.py": text, "log.txt": ""})
+    before = hash_code([importlib.import_module("mine").f])
+    written({"log.txt": "called"})
+    assert hash_code([importlib.import_module("mine").f]) == before
+
+
 def test_a_file_that_is_edited_while_its_code_is_in_use_counts_from_its_next_import(written):
     folder = written({"mine.py": METHOD})
     mine = importlib.import_module("mine")
