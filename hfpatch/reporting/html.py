@@ -12,7 +12,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from hfpatch.reporting.document import Block, Cell, Document, Download, Explorer, Figure
+from hfpatch.reporting.document import WORDS, Block, Cell, Document, Download, Explorer, Figure
 from hfpatch.reporting.theme import inline
 from hfpatch.support.version import __version__
 
@@ -71,4 +71,5 @@ _ENVIRONMENT.filters |= {
         str(choice.values.index(value)) for value in row.keys.get(choice.key, ()) if value in choice.values
     ),
     "type": lambda block: type(block).__name__,
+    "word": lambda tone: WORDS.get(tone, tone),  # for screen readers, where a number has only a mark
 }

@@ -11,7 +11,7 @@ from reporting.conftest import data_of, read_csv
 
 from hfpatch.reporting.comparison.document import RunData, comparison_document
 from hfpatch.reporting.comparison.figures import draw
-from hfpatch.reporting.document import Download
+from hfpatch.reporting.document import Cell, Column, Document, Download, Part, Row, Section, Table
 from hfpatch.reporting.html import _download, html
 from hfpatch.results.folder import load_results
 
@@ -105,3 +105,13 @@ def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
     assert "differences" in parsed.ids
     assert "attribution" in parsed.ids
     assert len(parsed.ids) == len(set(parsed.ids))  # a section and its table with one id break the page's filters
+
+
+def test_an_outcome_that_only_a_mark_shows_is_read_out():
+    cells = Cell(("+0.20",), "better"), Cell(("+0.10",), "same"), Cell(("worse by 0.3",), "worse")
+    columns = Column("1k", number=True), Column("10k", number=True), Column("verdict")
+    table = Table("budgets", "Gain", (Column("method"), *columns), (Row(("lora", *cells)),))
+    page = html(Document("title", (Part((Section("frontier", "Gain", (table,)),)),)))
+    assert re.findall(r"</span>([^<]*)(?:<span class=\"unseen\">([^<]*)</span>)?</span></td>", page) == [
+        ("+0.20", " better"), ("+0.10", " equivalent"), ("worse by 0.3", ""),
+    ]  # fmt: skip
