@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from inspect import Parameter, Signature
@@ -148,8 +149,12 @@ def with_overrides(words: Sequence[str], options: Collection[str]) -> list[str]:
     read, left = list[str](), list(words)
     while left:
         word = left.pop(0)
-        name, equals, value = _SHORT.get(word, word).partition("=")
-        if not name.startswith("--") or name == "--" or name.replace("_", "-") in options:
+        if word[:2] in _SHORT:  # click reads -b8, too
+            word = f"{_SHORT[word[:2]]}={word[2:].removeprefix('=')}" if word[2:] else _SHORT[word]
+        name, equals, value = word.partition("=")
+        if name == "--":  # no option is behind it
+            return [*read, word, *left]
+        if not name.startswith("--") or name.replace("_", "-") in options:
             read.append(word)
             continue
         from hfpatch.recipes.base import ModelSettings  # imports pydantic
@@ -165,12 +170,15 @@ def with_overrides(words: Sequence[str], options: Collection[str]) -> list[str]:
                 "hfpatch lm_eval --model hfpatch --model_args pretrained=ID,patch=DIR"
             )
         kind = keys[key]
-        if not equals and bool in (kind, *get_args(kind)) and (not left or left[0][:1] == "-" or "=" in left[0]):
+        kinds = {kind, *get_args(kind)}
+        if not equals and bool in kinds and (not left or left[0][:1] == "-" or "=" in left[0]):
             value = "true"
-        elif not equals and not left:
+        elif not equals and (not left or left[0].startswith("--")):
             raise HfpatchError(f"{name}: needs a value; write {name} VALUE")
         elif not equals:
             value = left.pop(0)
+        if str in kinds and bool not in kinds and get_origin(kind) is not dict:
+            value = json.dumps(value)  # text as it was given, whatever YAML makes of it
         is_mapping = get_origin(kind) is dict and "=" in value
         read += [f"{key}.{entry}" for entry in value.split(",")] if is_mapping else [f"{key}={value}"]
     return read

@@ -53,6 +53,8 @@ def pretrain(
         compare(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
     if is_first_process() and variant is None:
         print_report(folder)
+        if len(loaded.variants) == 1:
+            print(*(f"model: {model}" for model in sorted(folder.glob("runs/*/seed-*/model"))), sep="\n")
     elif is_first_process():
         print(f"runs of {variant}: {folder / 'runs' / str(variant)}; without --variant and with --resume: the report")
 

@@ -227,7 +227,7 @@ def load_pretraining(path: Path | str, overrides: Sequence[str] = (), *, trust_c
 
 def load_study(path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False) -> StudyRecipe | None:
     """Read a pretraining recipe, as `load_recipe`; None if it is a comparison of methods on a base."""
-    if "methods" in read_yaml(find_recipe(Path(path))):
+    if not {"architecture", "tokenizer", "variants"} & read_yaml(find_recipe(Path(path))).keys():
         return None
     study = load_as(path, overrides, StudyRecipe, trust_code=trust_code, rearranged=_with_variants)
     refuse_rate(overrides, is_tuned=all(study.tuning_of(name) is not None for name in study.variants))

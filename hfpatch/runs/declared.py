@@ -68,7 +68,7 @@ def growth_of(out: Path, setup: Setup) -> list[str]:
     Raises:
         HfpatchError: if the file was changed by hand.
     """
-    if (stored := _read(out)) is None:
+    if (stored := _read(out)) is None or not setup.questions:
         return []
     changed = _changed(stored, _asked(setup))
     looks = "; training.seeds.looks declares more seeds before" if "seeds" in changed else ""

@@ -10,6 +10,7 @@ from lm_eval.tasks import TaskManager
 
 from hfpatch.cli.eval_options import EvalOptions, with_overrides
 from hfpatch.cli.evaluation import device_map_of, read_models, read_overrides, read_settings
+from hfpatch.errors import HfpatchError
 from hfpatch.recipes.evaluation import EvaluationSettings
 
 
@@ -119,11 +120,19 @@ OPTIONS = {"--model", "--tasks", "--limit", "--allow-other-base"}
         ("--fewshot_as_multiturn false", ["evaluation.fewshot_as_multiturn=false"]),
         ("--gen_kwargs a=1,b=2", ["evaluation.gen_kwargs.a=1", "evaluation.gen_kwargs.b=2"]),
         ("--cluster t=c --cluster u=d", ["evaluation.cluster.t=c", "evaluation.cluster.u=d"]),
-        ("--system_instruction a=b", ["evaluation.system_instruction=a=b"]),
+        ("--system_instruction a=b", ['evaluation.system_instruction="a=b"']),
+        ("--system_instruction 3:#x", ['evaluation.system_instruction="3:#x"']),
+        ("-b8 -- --num_fewshot 5", ["evaluation.batch_size=8", "--", "--num_fewshot", "5"]),
     ],
 )
 def test_options_are_keys_of_recipes(words, read):
     assert with_overrides(words.split(), OPTIONS) == read
+
+
+def test_a_key_that_needs_a_value_takes_no_option_for_it():
+    with pytest.raises(HfpatchError, match=r"--num-fewshot: needs a value"):
+        with_overrides(["--num-fewshot", "--limit", "5"], OPTIONS)
+    assert with_overrides(["--batch-size", "-1"], OPTIONS) == ["evaluation.batch_size=-1"]
 
 
 def test_every_option_of_lm_eval_is_taken_or_refused_in_one_line(capsys):

@@ -214,7 +214,7 @@ class _Dispatch:
         """
         self.slots += [slot for seat, slot in ended.items() if seat in self.began]
         if failed := [self.reasons[seat] for seat in ended if seat not in self.began]:
-            if self.entries and not self.started and len(failed) == len(ended):
+            if self.entries and not self.started and not self.slots and len(failed) == len(ended):
                 raise HfpatchError(f"workers cannot be started ({failed[-1]})")
             warnings.warn(f"fewer workers are left: one ended before it began a run ({failed[-1]})", stacklevel=2)
         while self.slots and len(self.started) < (self.open if self.workers.most else len(self.entries)):
