@@ -268,7 +268,7 @@ def _forward_seconds(setup: Setup, model: PreTrainedModel) -> float:
     model.eval()
     taken = list[float]()
     with torch.inference_mode():
-        while len(taken) < 2 or sum(taken) < _FORWARDS_S:  # a busy machine is a hundred times slower for an instant
+        while len(taken) < 5 or sum(taken) < _FORWARDS_S:  # a busy machine is a hundred times slower for an instant
             start = time.perf_counter()
             model.base_model(row)
             if torch.cuda.is_available():
