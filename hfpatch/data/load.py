@@ -100,7 +100,7 @@ def load_splits(
             counts the excluded documents, see :func:`hfpatch.data.deciding.digest_tasks`.
         evaluation: the text to measure the loss on instead of the held-out documents of ``settings``: ``held_out`` of
             its documents, or else all. It may be the text that is trained on, with another layout or block size.
-            Documents that are trained or tuned on are left out, with a warning.
+            Documents that are trained or tuned on are left out with a warning; of the same source, also their groups.
         retained: more texts to measure, by their names in ``retention.texts``: ``held_out`` of their documents, or else
             all, less the documents that are trained on, tuned on or held out.
         by_text: draw the documents that :func:`hfpatch.data.deciding.tokenizer_documents` leaves out, for a tokenizer
@@ -306,6 +306,12 @@ def _measured(key: str, text: _Text, used: Sequence[tuple[_Text, Chosen]], uses:
     read = text.read_digests(reading)
     copied = read.among(Digests.join(digests, [len(other) for other, _ in used]), count)
     shared = f"of {settings.source} are in the text that is trained or tuned on, too"
+    if grouped is not None:  # of the same source, a group is not split: one document of it that no other has tells
+        alone = ~read.repeated(grouped)
+        for (other, _), given in zip(used, digests, strict=True):
+            if _origin(other) == _origin(text):
+                copied |= np.isin(grouped, grouped[read.among(given, count) & alone])
+        shared += ", or of its groups"
     if copied.all():
         raise HfpatchError(f"{key}: all {count} documents {shared}; evaluate on another text")
     if copied.any():
@@ -324,6 +330,10 @@ def _measured(key: str, text: _Text, used: Sequence[tuple[_Text, Chosen]], uses:
         inside = draw(free, number, seed=(settings.seed, _MEASURED), run=run)
         documents = np.flatnonzero(good & np.isin(groups, inside))
     return text.lay_out(Chosen(NONE, held_out=documents))["held_out"]
+
+
+def _origin(text: _Text) -> tuple[str, str | None, str | None]:
+    return text.settings.source, text.settings.config, text.settings.revision
 
 
 def _cuts(reading: Sequence[DataSettings]) -> tuple[set[int], set[int]]:

@@ -286,6 +286,31 @@ def test_nothing_that_is_trained_on_decides_where_texts_overlap(tmp_path, tokeni
         load_splits(twice, tokenizer)
 
 
+@pytest.mark.filterwarnings("ignore:data.held_out. .* occur elsewhere:UserWarning")
+def test_a_group_is_not_trained_on_and_measured_where_texts_overlap(tmp_path, tokenizer):
+    """Paragraphs too short to be trained on are of articles that are; a heading is in all, and tells nothing."""
+    rows = [
+        {"text": text, "article": str(number)}
+        for number in range(20)
+        for text in ("Early life of them all in the harbour", f"short {number}", *words(f"long {number} ", 3))
+    ]
+    source = write_rows(tmp_path / "a.jsonl", rows)
+    whole = DataSettings(source=source, group="article", block_size=64, layout="padded")
+    long = whole.model_copy(update={"min_characters": 20})
+    with pytest.raises(HfpatchError, match=r"evaluation_data: all 100 documents .* or of its groups; evaluate on"):
+        load_splits(long, tokenizer, evaluation=whole)
+    for count in (None, 2):
+        evaluation = whole.model_copy(update={"held_out": count})
+        with pytest.warns(UserWarning, match=r"evaluation_data: 84 of 100 documents .* and are not evaluated on"):
+            splits = load_splits(long.model_copy(update={"held_out": 4}), tokenizer, evaluation=evaluation)
+        measured = texts_of(splits.held_out, tokenizer)
+        assert {text.split()[1] for text in measured} <= {str(number) for number in drawn(range(20), 4, run=1)}
+    copy = write_rows(tmp_path / "b.jsonl", rows)  # of another source single documents are compared alone
+    with pytest.warns(UserWarning, match=r"evaluation_data: 80 of 100 documents"):
+        splits = load_splits(long, tokenizer, evaluation=whole.model_copy(update={"source": copy}))
+    assert len(splits.held_out) == 20
+
+
 def write_texts(path, texts, column="text"):
     return write_rows(path, [{column: text} for text in texts])
 
