@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 import types
 import typing
 from typing import Any, Literal
@@ -18,6 +19,7 @@ ALLOWED = (
     "or several joined by |"
 )
 _UNIONS = (types.UnionType, typing.Union)
+_FLOAT = re.compile(r"(?<![\w'])float(?![\w'])")  # the type, not a word of a Literal
 _PLAIN = (int, float, bool, str, types.NoneType)
 
 
@@ -51,19 +53,24 @@ def fitting(name: str, value: Any, hint: Any) -> Any:
     Raises:
         HfpatchError: if it does not fit.
     """
+    kinds = (hint, *typing.get_args(hint))
+    choices = [item for kind in kinds if typing.get_origin(kind) is Literal for item in typing.get_args(kind)]
     try:
         given = sorted(value) if isinstance(value, set) else value
-        right = _adapter(hint).validate_json(json.dumps(given))  # a tuple, a list and a set are the same in JSON
+        if isinstance(given, dict) and not all(isinstance(key, str) for key in given):  # JSON would make text of them
+            raise TypeError
+        text = json.dumps(given)  # in which a tuple, a list and a set are the same
+        right = _adapter(hint, str(hint)).validate_json(text)
+        if right in choices and text not in map(json.dumps, choices) and type(value) not in kinds:  # True equals 1
+            raise TypeError
     except (TypeError, ValueError):  # pydantic's error is one too
-        kinds = (hint, *typing.get_args(hint))
-        choices = [str(item) for kind in kinds if typing.get_origin(kind) is Literal for item in typing.get_args(kind)]
-        kind = inspect.formatannotation(hint).replace("float", "finite float")
-        raise HfpatchError(f"{name}={value!r} must be of type {kind}{nearest(str(value), choices)}") from None
+        kind = _FLOAT.sub("finite float", inspect.formatannotation(hint))
+        raise HfpatchError(f"{name}={value!r} must be of type {kind}{nearest(str(value), map(str, choices))}") from None
     if isinstance(right, list | tuple | set):
         return type(right)(given)
     return right if isinstance(right, dict) else value  # 1 is a float too, and stays 1
 
 
 @functools.cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
+def _adapter(hint: Any, written: str) -> TypeAdapter[Any]:  # ``written``, as set | tuple equals tuple | set
     return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))

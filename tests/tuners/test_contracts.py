@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import re
 import sys
 import types
 from typing import Literal, Optional
@@ -19,6 +20,7 @@ from hfpatch import HfpatchError, patch
 from hfpatch.export.write import write_model
 from hfpatch.recipes.sizes import NO_SIZE, SIZES
 from hfpatch.surgery.methods import validate_methods
+from hfpatch.tuners.options import fitting
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +156,22 @@ def test_options_of_every_type_are_checked_and_saved(tmp_path):
             eval(f"method({given})", {"method": method})
     with pytest.raises(HfpatchError, match=r"mine has no option 'kid' \(did you mean 'kind'\?\)"):
         validate_methods({"a": [{"type": "mine", "kid": "one"}]})
+
+
+def test_what_json_does_not_tell_apart():
+    listed, unordered = tuple[int, ...] | set[int], set[int] | tuple[int, ...]
+    assert (fitting("a", [1, 2], listed), fitting("a", [1, 2], unordered)) == ((1, 2), {1, 2})
+    assert fitting("a", 1, Literal[1, 2]) == 1
+    assert fitting("a", True, Literal[1, 2] | bool) is True
+    assert [fitting("a", value, Literal[1, "x"] | float) for value in (1, 1.0, 2)] == [1, 1.0, 2]
+    for value, hint, kind in (
+        (True, Literal[1, 2], "Literal[1, 2]"),
+        (1.0, Literal[1, 2], "Literal[1, 2]"),
+        ({1: ["b"]}, dict[str, list[str]], "dict[str, list[str]]"),
+        ("float64", Literal["float32", "float"] | float, "Union[Literal['float32', 'float'], finite float]"),
+    ):
+        with pytest.raises(HfpatchError, match=re.escape(f"a={value!r} must be of type {kind}")):
+            fitting("a", value, hint)
 
 
 def test_a_class_that_is_defined_again_takes_the_place_of_the_first():
