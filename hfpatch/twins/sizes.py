@@ -97,10 +97,11 @@ def correct(model_type: str, values: Values) -> None:
             tower.head_dim = tower.hidden_size // tower.num_attention_heads
             for local in (values["encoder_config"], values["decoder_config"]):
                 local.hidden_size_global = tower.hidden_size
-        case "cohere_compass_text":  # times, rows and columns turn a part of the rotary frequencies each: half a head
-            for rope in values["rope_parameters"].values():
-                if isinstance(rope, dict):
-                    rope["mrope_section"] = [3, 3, 2]
+        case "cohere_compass_text" | "qwen2_vl_text" | "qwen2_5_vl_text":
+            # times, rows and columns turn a part of the rotary frequencies each: half a head; of all kinds of layers
+            of_kinds = [rope for rope in values["rope_parameters"].values() if isinstance(rope, dict)]
+            for rope in of_kinds or [values["rope_parameters"]]:
+                rope["mrope_section"] = [3, 3, 2]
         case "dbrx":  # sizes of the attention in a configuration of its own
             values["attn_config"].kv_n_heads = HEADS // 2
             values["attn_config"].rope_theta = 10_000.0
