@@ -13,7 +13,7 @@ from hfpatch.support.files import printable, read_json
 
 MANIFEST = "patch.json"
 CONFIG = "adapter_config.json"
-PATCHES_OF_RUN, MODELS_OF_RUN = "runs/*/seed-*/patch", "model or runs/*/seed-*/model"
+PATCHES_OF_RUN, MODELS_OF_RUN = "runs/*/seed-*/patch", "runs/*/seed-*/model"
 FORMAT = 2
 
 

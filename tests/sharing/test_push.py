@@ -241,7 +241,7 @@ def test_a_damaged_patch_is_one_line(text, tmp_path, capsys):
 
 
 def test_other_folders_are_refused(tmp_path):
-    with pytest.raises(HfpatchError, match=r"no finished comparison, .* runs/\*/seed-\*/patch and model or runs/"):
+    with pytest.raises(HfpatchError, match=r"no finished .* runs/\*/seed-\*/patch and runs/\*/seed-\*/model\)"):
         contents(tmp_path)
     with pytest.raises(HfpatchError, match="leave them out"):
         contents(tmp_path, method="lora")
