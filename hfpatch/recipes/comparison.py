@@ -26,7 +26,15 @@ from hfpatch.recipes.retention import RetentionSettings, check_retention, task_o
 from hfpatch.recipes.sources import TextSource
 from hfpatch.recipes.strict import check_once, explain, load_as
 from hfpatch.recipes.training import TrainingSettings, check_held_out
-from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, refuse_rate, split_key, trial_changes
+from hfpatch.recipes.tuning import (
+    TuningSettings,
+    Values,
+    check_tuning,
+    point_name,
+    refuse_rate,
+    split_key,
+    trial_changes,
+)
 
 
 class Recipe(ComparedRecipe):
@@ -201,7 +209,8 @@ class Recipe(ComparedRecipe):
                 try:
                     self.tuned(name, values, trial=trial)
                 except ValidationError as error:
-                    raise HfpatchError(f"{where}{explain(error, Recipe)}") from None
+                    of = f" (at {point_name(values)}; try them in two recipes)" if len(values) > 1 else ""
+                    raise HfpatchError(f"{where}{explain(error, Recipe)}{of}") from None
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False) -> Recipe:

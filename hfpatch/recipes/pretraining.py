@@ -113,6 +113,8 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
     @model_validator(mode="after")
     def _no_contradiction(self) -> StudyRecipe:
         check_names(*self.variants)
+        if not self.baseline:
+            raise ValueError("give baseline, the variant that all others are compared with")
         if self.baseline not in self.variants:
             hint = nearest(self.baseline, self.variants)
             raise ValueError(f"baseline is {self.baseline!r}, which is not among variants{hint}")

@@ -116,7 +116,7 @@ class Section(BaseModel):
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)$")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; also a byte of a command line that is not UTF-8
-_TEXT = "tag:yaml.org,2002:str"
+_TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 _WORDING = {
     "Input should be": "must be",
@@ -150,6 +150,8 @@ class _Loader(yaml.SafeLoader):
                 problem = f"the key {key.value!r} is given twice"
             elif key.value == "on":  # a key of questions, which YAML 1.1 reads as true
                 key.tag = _TEXT
+            elif key.tag == _MERGE:
+                problem = "merge keys (<<) are not read; write the keys themselves"
             elif key.tag != _TEXT:
                 problem = f"the key {key.value!r} is not text; put it in quotes"
             if problem is not None:

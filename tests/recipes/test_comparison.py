@@ -182,6 +182,7 @@ def test_a_mistake_of_a_section_made_in_python_is_one_line(values, message):
         ("name: small\n? [a, b]\n: 1\n", ["not valid YAML", "line 2", "a key is a list or a mapping"]),
         ("name: &a [*a]\n", ["not valid YAML", "line 1", "aliases are not read"]),
         ("name: &a {x: 1}\nmodel: {<<: *a}\n", ["not valid YAML", "line 2", "aliases are not read"]),
+        ("model: {<<: {name: x}}\n", ["not valid YAML", "line 1", "merge keys (<<) are not read"]),
         ("name: " + "[" * 5000 + "]" * 5000, ["not valid YAML", "nested too deeply"]),
     ],
 )

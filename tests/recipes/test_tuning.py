@@ -52,6 +52,10 @@ BAD = [
     (grid("training.weight_decay: [0, -1]"), "tuning.grid: training.weight_decay is -1; must be greater"),
     (grid("training.betas: [[0.9, 0.99], [0.9, 0.999]]"), r"contains \[0.9, 0.99\]; use numbers"),
     (grid("training.decay_steps: [1, 2]"), "tuning.grid: training.decay_steps is for training.schedule=wsd"),
+    (
+        grid("training.schedule: [wsd, cosine], training.decay_steps: [1, 2]"),
+        r"is cosine; leave it at None \(at schedule=cosine,decay_steps=1; try them in two recipes\)",
+    ),
     (["training.schedule=linear", *grid("training.min_lr_ratio: [0, 0.1]")], "is for training.schedule=cosine or wsd"),
     (grid("training.lr: [1, 2]"), "is what tuning.learning_rates lists"),
     (grid("training.steps: [10, 20]"), "must be the same for all trials"),
