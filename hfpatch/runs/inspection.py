@@ -136,7 +136,8 @@ def _inspect_training(inspection: Inspection, patch: Path, *, allow_other_base: 
         )
     inspection.movement = movement(first, {name: last[name] for name in first})
     if (outcome := folder / "training.json").is_file():
-        inspection.run = validate(read_json(outcome), TrainResult, str(outcome))
+        with _noted(inspection.notes, "Training"):
+            inspection.run = validate(read_json(outcome), TrainResult, str(outcome))
 
 
 def _inspect_base(inspection: Inspection) -> None:

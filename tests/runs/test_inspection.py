@@ -12,6 +12,7 @@ from reporting.inspection.test_document import OUTCOME, tables_of
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch, save_patch
 from hfpatch.__main__ import main
+from hfpatch.analysis.inspection import Inspection
 from hfpatch.analysis.norms import skip_norms
 from hfpatch.recipes.base import ModelSettings
 from hfpatch.reporting.inspection.document import inspection_document
@@ -68,6 +69,16 @@ def test_every_analysis_is_made(results):
     assert unmoved["preproj_up"]
     assert not unmoved["preproj_down"]
     assert json.loads(json.dumps(raw, allow_nan=False)) == raw
+
+
+@pytest.mark.parametrize("content", ["{", '{"steps": "of another program"}'])
+def test_an_outcome_that_cannot_be_read_is_a_note(run, tmp_path, content):
+    shutil.copytree(run / "patch", tmp_path / "patch")
+    (tmp_path / "training.json").write_text(content)
+    made = Inspection(load_base(MODEL.name), tmp_path / "patch", [], None)
+    inspection._inspect_training(made, tmp_path / "patch", allow_other_base=False)
+    assert made.run is None
+    assert any(note.startswith("Training: not shown; ") for note in made.notes)
 
 
 def figures_of(results):
