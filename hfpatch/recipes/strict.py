@@ -161,17 +161,17 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes YAML that ``_Loader`` reads back unchanged."""
+    """Writes YAML that ``_Loader``, and a reader of YAML 1.1 with its dates, read back unchanged."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
+    for first, pairs in _Loader.yaml_implicit_resolvers.items()
+}
 for _kind in (_Loader, _Dumper):
-    _kind.yaml_implicit_resolvers = {
-        first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
-        for first, pairs in _kind.yaml_implicit_resolvers.items()
-    }
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
