@@ -75,7 +75,7 @@ class _Code:
         self._files: list[Path] = []  # that count whole
         self._packages: set[str] = set()
         self._without_file: dict[int, str] = {}
-        self._open: set[int] = set()  # functions that are being described
+        self._open: set[int] = set()  # functions and classes that are being described
         self._installed = _installed(tuple(sys.path))
 
     def lines(self) -> Iterator[str]:
@@ -160,6 +160,10 @@ class _Code:
             # functools.wraps changes the other name; Python 3.10 has this one alone
             qualname = getattr(code, "co_qualname", value.__qualname__)
             self._roots.setdefault(Path(file), set()).add(qualname.partition(".")[0])
+            if isinstance(value, type) and id(value) not in self._open:
+                self._open.add(id(value))
+                name = f"{name} {self._all(_lent(value))}"
+                self._open.discard(id(value))
         elif id(value) not in self._without_file:
             self._without_file[id(value)] = ""  # in case it names itself
             self._without_file[id(value)] = f"{name} {self._content(value)}"
@@ -290,6 +294,12 @@ def _files_read(parts: Iterable[_Part], file: Path) -> Iterator[str]:
     for text in sorted(texts):
         if (file.parent / text).is_file():
             yield f"file {text} {sha256_file(file.parent / text)}"
+
+
+def _lent(cls: type) -> list[FunctionType | type]:
+    """Return the functions and classes that a class was given from outside its statement, and those it inherits."""
+    members = [item for item in vars(cls).values() if isinstance(item, FunctionType | type)]
+    return [item for item in members if not item.__qualname__.startswith(f"{cls.__qualname__}.")] + [*cls.__mro__[1:]]
 
 
 def _is_filled(cell: CellType) -> bool:

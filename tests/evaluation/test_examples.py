@@ -1,15 +1,12 @@
 """Few-shot examples: none is the document itself, all models see the same ones, and lm-eval's command has its own."""
 
-from types import SimpleNamespace
-
 import lm_eval
 import pytest
 from own_tasks import write_task
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import evaluate, load_tasks
+from hfpatch.evaluation import evaluate, load_tasks, run
 from hfpatch.evaluation.model import HfpatchLM
-from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.cautions import document_cautions
@@ -55,10 +52,12 @@ def write(tmp_path, support):
 
 def asked(folder, support, tokenizer, shots=5, **options):
     """Return the prompts of the task and its result, which hfpatch's evaluation gives."""
-    samples = []
-    log = SimpleNamespace(add=lambda name, output: samples.extend(output["samples"][name]), close=lambda *_: None)
+    outputs, stock = [], run.run_lm_eval
     settings = EvaluationSettings(tasks=("after",), include_path=str(folder), num_fewshot=shots, **options)
-    result = evaluate(support.gpt_neox(512), tokenizer, select(settings), storage=Storage(log=log))["after"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run, "run_lm_eval", lambda *given, **more: outputs.append(stock(*given, **more)) or outputs[0])
+        result = evaluate(support.gpt_neox(512), tokenizer, select(settings))["after"]
+    samples = outputs[0]["samples"]["after"]
     return [(sample["doc"], sample["arguments"][0][0]) for sample in samples], result
 
 

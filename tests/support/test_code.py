@@ -103,6 +103,7 @@ OF_ANOTHER_FILE = {
     ),
     "recursion": ("def made(k):\n    def f(x):\n        return f(x - 1) * {}\n    return f\n", "f = made(1)\n"),
     "bound method": ("class C:\n    def f(self, x):\n        return {} * x\n\n\nmade = C\n", "f = made().f\n"),
+    "member": ("def made(self, x):\n    return {} * x\n", "f = type('C', (), {'g': made})\n"),
     "file at the top": ("made = 1\n", "from pathlib import Path\nPATH = Path(__file__).with_name('factor.txt')\n"
                         "def f(x):\n    return PATH\n"),
     "file below": ("made = 1\n", "def f(x):\n    return open('pack/factor.txt')\n"),
