@@ -55,7 +55,7 @@ def hash_code(roots: Iterable[Any]) -> str:
     of its module that it names.
 
     A source is read at its first hash after each import of its module: it may change while its code is in use. Not seen
-    are modules and files whose names are computed, and lists and dictionaries that are no literals.
+    are modules and files whose names are computed, and computed lists and dictionaries.
 
     Args:
         roots: functions, classes, and values that contain some, such as a partial object or a tuple.
@@ -80,15 +80,13 @@ class _Code:
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each file, for each package, and for each function and class without a file."""
-        for file, names in self._roots.items():
-            space = self._spaces.get(str(file), {})
-            source = _read(file, space.get("__spec__"))
-            reached = source.reached(names)
-            used = {name for part in reached if part.name for name in part.names} - source.assigned
-            values = {name: space[name] for name in used if _is_constant(name, space.get(name, ...))}
-            yield f"{file.name} {[part.tree for part in reached]} {self.describe(sorted(values.items()))}"
-            yield from _files_read(reached, file)
-            self._follow_all(source, file)
+        lines: dict[Path, tuple[set[str], list[str]]] = {}
+        while left := [file for file, names in self._roots.items() if file not in lines or lines[file][0] != names]:
+            for file in left:  # a constant may lead to a further file, or to another name in one
+                names = set(self._roots[file])
+                lines[file] = names, list(self._lines_of(file, names))
+        for _, described in lines.values():
+            yield from described
         for file in self._files:  # as it grows
             source = _read(file, self._spaces.get(str(file), {}).get("__spec__"))
             yield f"{file.name} {[part.tree for part in source.parts]}"
@@ -97,6 +95,17 @@ class _Code:
         for package in self._packages:
             yield from describe_package(package, tuple(sys.path))
         yield from self._without_file.values()
+
+    def _lines_of(self, file: Path, names: set[str]) -> Iterator[str]:
+        """Yield what names of a file reach in it."""
+        space = self._spaces.get(str(file), {})
+        source = _read(file, space.get("__spec__"))
+        reached = source.reached(names)
+        used = {name for part in reached if part.name for name in part.names} - source.assigned
+        values = {name: space[name] for name in used if _is_constant(name, space.get(name, ...))}
+        yield f"{file.name} {[part.tree for part in reached]} {self.describe(sorted(values.items()))}"
+        yield from _files_read(reached, file)
+        self._follow_all(source, file)
 
     def describe(self, value: Any) -> str:
         """Return a value as text that is equal in all processes, and note the code in it."""

@@ -103,6 +103,8 @@ OF_ANOTHER_FILE = {
     ),
     "recursion": ("def made(k):\n    def f(x):\n        return f(x - 1) * {}\n    return f\n", "f = made(1)\n"),
     "bound method": ("class C:\n    def f(self, x):\n        return {} * x\n\n\nmade = C\n", "f = made().f\n"),
+    "constants": ("import enum\n\n\nclass Mode(enum.IntEnum):\n    A = {}\n\n\nmade = Mode.A\n",
+                  "BOTH = (made, max)\n\n\nclass f:\n    def g(self):\n        return made, BOTH\n"),
     "member": ("def made(self, x):\n    return {} * x\n", "f = type('C', (), {'g': made})\n"),
     "file at the top": ("made = 1\n", "from pathlib import Path\nPATH = Path(__file__).with_name('factor.txt')\n"
                         "def f(x):\n    return PATH\n"),
