@@ -46,7 +46,7 @@ def declare(plan: Plan, setup: Setup, added: Changes) -> None:
 
 
 def questions_of(out: Path, setup: Setup) -> list[PrimaryQuestion]:
-    """Return the questions of a comparison; those that were not declared so before the first result are marked.
+    """Return the questions of a comparison, with marks on what was not declared before the first result.
 
     Raises:
         HfpatchError: if the file was changed by hand.

@@ -91,7 +91,7 @@ def _seconds_with(measured: Measured, units: Sequence[Unit], jobs: int) -> float
     whichever takes longer.
     """
     taken, ends = dict[int, float](), dict[int, float]()
-    for unit in units:  # after those that it needs
+    for unit in units:  # after the units that it needs
         taken[id(unit)] = measured.work_of(unit).seconds if unit.marker is not None else 0.0
         ends[id(unit)] = taken[id(unit)] + max((ends[id(needed)] for needed in unit.needs), default=0.0)
     return max(*ends.values(), sum(taken.values()) / jobs)
