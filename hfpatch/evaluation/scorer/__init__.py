@@ -4,7 +4,6 @@ trees      requests with one context become one row, a tree of endings; short tr
 batching   rows of similar length become batches of limited size, and a model's arguments
 exactness  whether this model computes trees and padded rows as it computes plain rows, tried on the model itself
            where that costs less than it saves
-findings   the results of trials on a model, so that none is repeated
 head       the model as body and head, so that logits are computed at scored positions alone
 trimming   the last block at scored positions alone
 log_probs  log-likelihoods and greedy decisions from the features of scored positions

@@ -12,13 +12,12 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hfpatch.evaluation.scorer.batching import model_inputs
-from hfpatch.evaluation.scorer.findings import Padding
 from hfpatch.evaluation.scorer.head import Parts
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group
 from hfpatch.evaluation.scorer.trimming import Modules, only_at, trimmable
@@ -44,6 +43,13 @@ class Sharing:
 
     longest: int
     reason: str | None = None
+
+
+class Padding(NamedTuple):
+    """Why rows may not be padded, if so, and whether the last block may leave out positions that are not scored."""
+
+    obstacle: str | None
+    trims: bool = False
 
 
 def declared_sharing(model: Any, max_length: int) -> Sharing:
@@ -113,21 +119,21 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int, modules: 
     elif (original := min(filter(None, lengths), default=longest)) < longest:
         obstacle = f"its rotary frequencies change beyond {original} tokens"
     if obstacle is not None:
-        return Padding(shortest, longest, obstacle, False)
+        return Padding(obstacle)
 
     # the trials
     if longest == 1:
-        return Padding(shortest, longest, None, False)
+        return Padding(None)
     sizes = (min(max(2, shortest), longest - 1), longest - 1)  # rotary positions have no effect on one token
     trimmed = trimmable(modules)
     for skipping in [trimmed, ()] if trimmed else [()]:
         try:
             probes = (random_tokens(model, 2, longest, seed) for seed in _SEEDS)
             if any(_equal_padded(parts, skipping, probe, sizes) for probe in probes):
-                return Padding(shortest, longest, None, bool(skipping))
+                return Padding(None, bool(skipping))
         except _FAILURES:
             continue
-    return Padding(shortest, longest, "a probe failed or gave different numbers when they were padded", False)
+    return Padding("a probe failed or gave different numbers when they were padded")
 
 
 def trial_of_padding(shortest: int, longest: int, overhead: int) -> int:

@@ -17,6 +17,7 @@ from hfpatch.evaluation.scorer.batching import BatchLimits, Unit, batches, model
 from hfpatch.evaluation.scorer.exactness import (
     SHORT,
     SHORT_PATH,
+    Padding,
     Sharing,
     declared_sharing,
     random_tokens,
@@ -25,7 +26,6 @@ from hfpatch.evaluation.scorer.exactness import (
     trial_of_trees,
     try_padding,
 )
-from hfpatch.evaluation.scorer.findings import Findings, TreeTrial
 from hfpatch.evaluation.scorer.head import BodyAndHead, Parts, WholeModel
 from hfpatch.evaluation.scorer.log_probs import Score, Targets, score_positions
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack
@@ -86,10 +86,11 @@ class Scorer:
     ) -> None:
         self.model = model
         self.limits = limits or BatchLimits.for_device(input_device(model))
-        self.findings = Findings()
         self.weigh_trials = weigh_trials
         self.declared = declared_sharing(model, max_length)
         self._max_length = max_length
+        self._padding: dict[tuple[int, int], Padding] = {}  # by the shortest and the longest row
+        self._exact_trees: dict[tuple[int, int], bool] = {}  # by the tokens of a row and of its longest text
 
     @cached_property
     @torch.no_grad()
@@ -222,10 +223,10 @@ class Scorer:
             return Plan(alone, WholeModel(self.model, last) if chooses else self.parts)
 
         # the trials
-        padded = self.findings.padding_of(shortest, longest)
-        if padded is None:
-            padded = try_padding(self.model, self.parts, shortest, longest, self._behind_attention)
-            self.findings.padding.append(padded)
+        if (shortest, longest) not in self._padding:
+            tried = try_padding(self.model, self.parts, shortest, longest, self._behind_attention)
+            self._padding[shortest, longest] = tried
+        padded = self._padding[shortest, longest]
         if padded.obstacle is not None:
             self._warn(f"rows of {shortest} to {longest} tokens are scored one by one ({padded.obstacle})")
             return Plan(alone, self.parts)
@@ -255,11 +256,10 @@ class Scorer:
         return sharing, made
 
     def _is_tree_exact(self, row: int, path: int) -> bool:
-        exact = self.findings.tree_is_exact(row, path)
-        if exact is None:
-            exact = trees_are_exact(self.model, self.parts, row, path)
-            self.findings.trees.append(TreeTrial(row, path, exact))
-        return exact
+        size = (SHORT, SHORT_PATH) if row <= SHORT and path <= SHORT_PATH else (row, path)
+        if size not in self._exact_trees:
+            self._exact_trees[size] = trees_are_exact(self.model, self.parts, *size)
+        return self._exact_trees[size]
 
     def _warn(self, limit: str) -> None:
         if self._is_finite:

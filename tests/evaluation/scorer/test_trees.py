@@ -3,7 +3,6 @@ from hypothesis import strategies as st
 
 from hfpatch.evaluation.scorer import TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, batches, visible
-from hfpatch.evaluation.scorer.findings import Findings, Padding, TreeTrial
 from hfpatch.evaluation.scorer.trees import Tree, group, pack
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
@@ -126,12 +125,3 @@ def test_short_trees_share_rows_and_plain_rows_stay_plain_among_their_like():
     assert len(pack(trees, 5)) == 2
     many = group(cut([*branching[:2], *(([1, 2, 3, number], [3]) for number in range(9))]), longest=9)
     assert sorted(row.is_chain for row in pack(many, 30)) == [False] + [True] * 9
-
-
-def test_a_trial_holds_for_what_lies_within_it_and_a_failure_for_what_lies_beyond():
-    padding, failed = Padding(4, 9, None, True), Padding(3, 12, "failed", False)
-    made = Findings(padding=[padding, failed], trees=[TreeTrial(18, 12, True), TreeTrial(40, 30, False)])
-    rows = {(4, 9): padding, (5, 8): padding, (3, 12): failed, (3, 9): None, (4, 10): None}
-    assert {lengths: made.padding_of(*lengths) for lengths in rows} == rows
-    sizes = [(18, 12), (10, 11), (10, 13), (40, 30), (41, 31), (41, 29)]
-    assert [made.tree_is_exact(*size) for size in sizes] == [True, True, None, False, False, None]
