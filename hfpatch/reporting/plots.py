@@ -6,7 +6,7 @@ Every function draws on matplotlib's axes. Colours and fonts are :mod:`hfpatch.r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -66,8 +66,11 @@ def robust_limit(sizes: Iterable[float], times: float = 2.0) -> float:
     return min(max(finite), times * float(np.quantile(finite, 0.75))) if finite else 1.0
 
 
-def integer_axis(ax: Axes, label: str, ticks: int | Literal["auto"] = "auto") -> None:
-    """Make the horizontal axis one of whole numbers, such as steps or layers, with at most ``ticks`` intervals."""
+def integer_axis(ax: Axes, label: str, ticks: int) -> None:
+    """Make the horizontal axis one of whole numbers, such as steps or layers, with at most ``ticks`` intervals.
+
+    A number of ticks that depends on the width may change once the layout is made, which then cuts the last one's text.
+    """
     ax.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))
     ax.set_xlabel(label)
 

@@ -141,14 +141,14 @@ def training(results: ComparisonResults) -> Figure | None:
     of_study = held_out and results.study is not None
     count = 1 + (len(curves) > 1) + held_out
     figure, axes = plots.panels(count, columns=3, width=11.0 / max(2, count), height=2.8, key=len(looks))
-    base, sizes, shares = curves[reference], [], []
+    base, sizes, shares = curves[reference], list[float](), list[float]()
     for index, (name, look) in enumerate(looks.items()):
         curve = curves[name]
         plots.line(axes[0], curve.steps, plots.smooth(curve.loss), look, index)
         if len(curves) > 1 and of_study:  # in the place of the difference
             better = {step: 100 * share for step, share in results.improvements(name).items()}
             plots.line(axes[1], list(better), list(better.values()), look, index)
-            shares += [abs(share) for share in [*better.values()][len(better) // 2 :]]
+            shares += map(abs, better.values())
         elif len(curves) > 1:
             steps, here, there = np.intersect1d(curve.steps, base.steps, return_indices=True)
             difference = plots.smooth(np.array(curve.loss)[here] - np.array(base.loss)[there])
@@ -171,7 +171,7 @@ def training(results: ComparisonResults) -> Figure | None:
     if held_out:
         axes[-1].set(title="Loss on held-out text", ylabel="nats per token   ↓ better")
     for ax in axes:
-        plots.integer_axis(ax, "step")
+        plots.integer_axis(ax, "step", 6)
     plots.method_key(figure, looks)
     return figure
 

@@ -47,6 +47,10 @@ def test_its_figures_are_improvement_and_what_f_does_by_step(results):
     expected = [[step, 100 * (1 - ours[str(step)] / base[str(step)])] for step in STEPS]
     lines = [line.get_xydata().tolist() for line in panel.lines]
     assert any(line == [pytest.approx(point) for point in expected] for line in lines if len(line) == len(expected))
+    raw = study()
+    raw["methods"]["nonlinear"]["curve"]["held_out"]["200"] -= 0.3  # a gain that is lost again
+    panel = training(ComparisonResults.model_validate(raw)).axes[1]
+    assert max(value for line in panel.lines for _, value in line.get_xydata()) < panel.get_ylim()[1]
     size, angle = diagnostics(results).axes
     assert [line.get_ydata().tolist() for line in size.lines] == [[0.5] * 4, [1.5] * 4]
     assert angle.lines[0].get_ydata().tolist() == pytest.approx([math.degrees(math.acos(-0.5))] * 4)  # 120°
