@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import getfile
 from itertools import islice
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from lm_eval.utils import handle_non_serializable
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.data.rows import number_groups
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.evaluation.cache import model_key, open_cache
 from hfpatch.evaluation.clusters import count_groups
 from hfpatch.evaluation.examples import others_as_examples
@@ -177,7 +179,13 @@ def run_task(scorer: HfpatchLM, name: str, selection: Selection) -> Answered:
                 where, reason = f", document {index}", failure
                 break
         if not where and not isinstance(error, TemplateError):
-            raise
+            frames = extract_tb(error.__traceback__)
+            if getfile(HfpatchLM) in [frame.filename for frame in frames]:  # of the model, not of the task
+                raise
+            raise HfpatchError(
+                f"task {name}: its prompts, filters or metrics fail ({type(error).__name__}: {first_line(error)}; "
+                f"{frames[-1].filename}, line {frames[-1].lineno}); correct the task or its settings"
+            ) from error
         raise HfpatchError(
             f"task {name}{where}: does not fit the task's templates ({type(reason).__name__}: {reason})"
         ) from error

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import TaskResult, evaluate, load_tasks, run
+from hfpatch.evaluation import TaskResult, evaluate, load_tasks
 from hfpatch.evaluation.metrics import metric_named
 from hfpatch.evaluation.run import Storage
+from hfpatch.evaluation.scorer import Scorer
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.cautions import document_cautions, tie_cautions
@@ -246,11 +247,30 @@ def test_a_task_a_template_or_a_document_that_does_not_fit_is_named(
     scored("arc_easy", limit=3)
 
 
+def test_what_no_document_shows_is_said_in_one_line(taught, tokenizer, support, tmp_path):
+    """A measure that is not defined on the answers, or examples without a text."""
+    kinds = {
+        "choice": {"doc_to_choice": "{{words}}", "doc_to_target": "gold", "metric_list": [{"metric": "f1"}]},
+        "several": {"doc_to_choice": "{{words}}", "doc_to_target": "{{[gold]}}", "num_fewshot": 1},
+    }
+    rows = [{"text": text, "words": ["one", "two", "three"], "gold": i} for i, text in enumerate(["Anna", "", "In"])]
+    support.write_rows(tmp_path / "rows.jsonl", rows)
+    for name, kind in kinds.items():
+        given = {"output_type": "multiple_choice" if "doc_to_choice" in kind else "generate_until", **kind}
+        write_task(tmp_path, name, doc_to_text="{{text}}", **given)
+    for name, message in [
+        ("choice", r"its prompts, filters or metrics fail \(ValueError: Target is multiclass.*, line \d+\); correct"),
+        ("several", r"its prompts, filters or metrics fail \(AssertionError: Answer is not a string!.*; correct"),
+    ]:
+        with pytest.raises(HfpatchError, match=f"^task {name}[:,] {message}"):
+            evaluate(taught, tokenizer, select(EvaluationSettings(tasks=(name,), include_path=str(tmp_path))))
+
+
 def test_what_is_no_mistake_in_a_document_is_not_hidden(taught, tokenizer, data_dir, monkeypatch):
     def fail(*_arguments, **_options):
         raise ZeroDivisionError("a mistake in the code")
 
-    monkeypatch.setattr(run, "run_lm_eval", fail)
+    monkeypatch.setattr(Scorer, "score", fail)
     with pytest.raises(ZeroDivisionError):
         evaluate(taught, tokenizer, select(settings("lambada_openai", limit=2), data_dir))
 
