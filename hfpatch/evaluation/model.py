@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import Collator, has_bos_prefix
+from lm_eval.models.utils import Collator, has_bos_prefix, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from hfpatch.data.tokenizer import check_tokenizer
@@ -98,8 +98,8 @@ class HfpatchLM(HFLM):
         on_scored: called during scoring with the number of requests scored so far and of all; where ranks share them,
             with those of this rank.
         left_out: the documents with a request that cannot be scored and why, which grows where it is a dictionary: such
-            a request then has log-likelihood 0, for the caller to leave out. None, as in lm-eval's own calls, is an
-            error at the first one.
+            a request then has log-likelihood 0, or no text, for the caller to leave out. None, as in lm-eval's own
+            calls, is an error at the first one.
         ranks: the processes that hold this model, or pieces of it, and answer the same requests together. Each scores
             its share of the batches that one process would make; all have all answers afterwards.
 
@@ -233,29 +233,46 @@ class HfpatchLM(HFLM):
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the generated text of each request; ranks share the batches that one process would make."""
-        self._add_prompts(requests)
-        if not self.ranks.shares:
-            return cast("list[str]", super().generate_until(requests, disable_tqdm))
-        sizes = [len(self.tok_encode(request.args[0])) for request in requests]
-        collated = Collator(  # as HFLM does
-            [(*request.args, index) for index, request in enumerate(requests)],
-            sort_fn=lambda asked: (-sizes[asked[-1]], asked[0]),
-            group_by="gen_kwargs",
-            group_fn=lambda asked: asked[1],
-        )
-        batches = [[asked[-1] for asked in batch] for batch in collated.get_batched(n=self.batch_size)]
-        costs = [len(batch) * (sizes[batch[0]] + self.max_gen_toks) for batch in batches]
-        owners = self.ranks.share_out(costs)
-        indices = [i for batch, owner in zip(batches, owners, strict=True) if owner == self.ranks.index for i in batch]
-        texts = super().generate_until([requests[index] for index in indices], disable_tqdm=True)
-        parts = self.ranks.everyone(dict(zip(indices, texts, strict=True)))
-        by_index = {index: text for part in parts for index, text in part.items()}
-        return [by_index[index] for index in range(len(requests))]
+        sizes = self._add_prompts(requests)
+        indices = [index for index, size in enumerate(sizes) if size]
+        if self.ranks.shares:
+            collated = Collator(  # as HFLM does
+                [(*requests[index].args, index) for index in indices],
+                sort_fn=lambda asked: (-sizes[asked[-1]], asked[0]),
+                group_by="gen_kwargs",
+                group_fn=lambda asked: asked[1],
+            )
+            batches = [[asked[-1] for asked in batch] for batch in collated.get_batched(n=self.batch_size)]
+            costs = [len(batch) * (sizes[batch[0]] + self.max_gen_toks) for batch in batches]
+            owners = self.ranks.share_out(costs)
+            mine = (batch for batch, owner in zip(batches, owners, strict=True) if owner == self.ranks.index)
+            indices = [index for batch in mine for index in batch]
+        quiet = disable_tqdm or self.ranks.shares
+        texts = super().generate_until([requests[index] for index in indices], disable_tqdm=quiet)
+        made = dict(zip(indices, texts, strict=True))
+        by_index = {index: text for part in self.ranks.everyone(made) for index, text in part.items()}
+        return [by_index.get(index, "") for index in range(len(requests))]
 
-    def _add_prompts(self, requests: Sequence[Any]) -> None:
-        """Hash requests of generation."""
+    def _add_prompts(self, requests: Sequence[Any]) -> list[int]:
+        """Hash requests of generation, check that they can be answered, and return how many tokens each prompt has."""
         self.prompts.add_texts(requests)
-        self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
+        rows = [self.tok_encode(request.args[0]) for request in requests]
+        self.prompts.add_tokens([self.max_length, *row] for row in rows)
+        for position, (request, row) in enumerate(zip(requests, rows, strict=True)):
+            asked = normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"]
+            if asked >= self.max_length:
+                raise HfpatchError(
+                    f"{_where(requests, position)}max_gen_toks is {asked}, and the longest row {self.max_length} "
+                    "tokens, prompt included; set a smaller one in gen_kwargs"
+                )
+            if not row:
+                self._leave_out(requests, position, "its prompt has no token")
+        return list(map(len, rows))
+
+    def _leave_out(self, requests: Sequence[Any], position: int, why: str) -> None:
+        if self.left_out is None:
+            raise HfpatchError(f"{_where(requests, position)}{why}")
+        self.left_out.setdefault(requests[position].doc_id, why)
 
     def _score_texts(self, requests: Sequence[Any]) -> list[tuple[Score, int]]:
         """Return the score and the number of tokens of each continuation."""
@@ -367,9 +384,7 @@ class HfpatchLM(HFLM):
         positions: list[int] = []
         for position, (_, context, targets) in enumerate(encoded):
             if why := _why_not(context, targets, longest):
-                if self.left_out is None:
-                    raise HfpatchError(f"{_where(requests, position)}{why}")
-                self.left_out.setdefault(requests[position].doc_id, why)
+                self._leave_out(requests, position, why)
                 continue
             if (largest := max(*context, *targets)) >= words:
                 raise HfpatchError(

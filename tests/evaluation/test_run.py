@@ -248,10 +248,12 @@ def test_a_task_a_template_or_a_document_that_does_not_fit_is_named(
 
 
 def test_what_no_document_shows_is_said_in_one_line(taught, tokenizer, support, tmp_path):
-    """A measure that is not defined on the answers, or examples without a text."""
+    """A measure that is not defined on the answers, examples without a text, no room or no token for a prompt."""
     kinds = {
         "choice": {"doc_to_choice": "{{words}}", "doc_to_target": "gold", "metric_list": [{"metric": "f1"}]},
         "several": {"doc_to_choice": "{{words}}", "doc_to_target": "{{[gold]}}", "num_fewshot": 1},
+        "long": {"doc_to_target": "text", "generation_kwargs": {"until": ["."]}},
+        "speech": {"doc_to_target": "text", "generation_kwargs": {"max_gen_toks": 4, "until": ["."]}},
     }
     rows = [{"text": text, "words": ["one", "two", "three"], "gold": i} for i, text in enumerate(["Anna", "", "In"])]
     support.write_rows(tmp_path / "rows.jsonl", rows)
@@ -261,9 +263,14 @@ def test_what_no_document_shows_is_said_in_one_line(taught, tokenizer, support, 
     for name, message in [
         ("choice", r"its prompts, filters or metrics fail \(ValueError: Target is multiclass.*, line \d+\); correct"),
         ("several", r"its prompts, filters or metrics fail \(AssertionError: Answer is not a string!.*; correct"),
+        ("long", r"document 0: max_gen_toks is 256, and the longest row 128 tokens, prompt included; set a smaller"),
     ]:
         with pytest.raises(HfpatchError, match=f"^task {name}[:,] {message}"):
             evaluate(taught, tokenizer, select(EvaluationSettings(tasks=(name,), include_path=str(tmp_path))))
+    for size in (1, 2):  # with which lm-eval stops, or generates after padding
+        chosen = EvaluationSettings(tasks=("speech",), include_path=str(tmp_path), batch_size=size)
+        result = evaluate(taught, tokenizer, select(chosen))["speech"]
+        assert (result.n, result.left_out) == (2, LeftOut(documents=1, first=1, why="its prompt has no token"))
 
 
 def test_what_is_no_mistake_in_a_document_is_not_hidden(taught, tokenizer, data_dir, monkeypatch):
