@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import functools
 import hashlib
 import importlib.util
@@ -11,8 +12,9 @@ import re
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -23,36 +25,41 @@ from hfpatch.support.provenance import PACKAGES
 
 _FOLDERS = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
 _FOLDERS |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
-_FILE = re.compile(r"[^\0\n]{1,200}\.\w{1,20}")
 _IMPORTING = ("import_module", "__import__")
 _WRITING = {"write", "writelines", "write_text", "write_bytes", "dump", "save", "savez", "savetxt", "to_csv", "to_json"}
 """A function that calls one of these may write the files that it names, which are then no input."""
-_FIXED = (type(None), bool, int, float, str, bytes, tuple, frozenset)
 _DEFINITION = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-_CODE = (
-    type,
-    FunctionType,
-    MethodType,
-    staticmethod,
-    classmethod,
-    property,
-    functools.cached_property,
-    functools.partial,
-)
+_HOLDERS: dict[type, tuple[str, ...]] = {
+    MethodType: ("__func__", "__self__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+    functools.cached_property: ("func",),
+    functools.partial: ("func", "args", "keywords"),
+    functools.partialmethod: ("func", "args", "keywords"),
+}
+"""What holds a function, and its attributes that say which."""
+_CODE = (type, FunctionType, *_HOLDERS)
+_FIXED = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, range, enum.Enum, re.Pattern)
 
 
 def hash_code(roots: Iterable[Any]) -> str:
     """Return the SHA-256 of values, in any order, and of the code of the functions and classes in them.
 
-    Of the file of a function or a class count the definitions that it names, at any depth, with the numbers and texts
-    of the globals in them, all statements that define nothing, and the files beside it that these name; of each file
-    outside installed packages that these import, at the top or in a function, all of it; of a package, all its files.
-    Comments, docstrings and formatting do not count. Installed packages count by version, see
-    :func:`hfpatch.support.distributions.describe_package`, and the libraries whose versions results record do not
-    count. A closure counts with the functions, classes, numbers and texts that it holds.
+    What counts:
 
-    Code without a file, such as a cell of a notebook, counts by its bytecode, with the functions, classes and constants
-    of its module that it names.
+    - A function or a class counts with the file of its source. Of this file count the definitions that it names, at any
+      depth, and all statements that run at import: those that define nothing, and definitions with a decorator that is
+      the user's own, which may register them. Comments, docstrings, formatting and the order of definitions and imports
+      do not count.
+    - A name in these definitions counts with the number, text, function or class that it is bound to now, and a
+      function with those in its closure and its defaults; lists, dictionaries and other values that code may fill do
+      not count, nor does what functions assign, nor where a folder is.
+    - Files that these definitions name count, if they are beside or below the source and not written by them.
+    - Files that a source imports, at the top or in a function, count whole; of a package, all its files.
+    - Installed packages count by version, see :func:`hfpatch.support.distributions.describe_package`, and the libraries
+      whose versions results record do not count.
+    - Code without a file, such as a cell of a notebook, counts by its bytecode, with the values that it names.
 
     A source is read at its first hash after each import of its module: it may change while its code is in use. Not seen
     are modules and files whose names are computed, and computed lists and dictionaries.
@@ -66,63 +73,27 @@ def hash_code(roots: Iterable[Any]) -> str:
 
 
 class _Code:
-    """The files, the packages and the code without a file that functions and classes lead to."""
+    """The definitions, files and packages that functions and classes lead to."""
 
     def __init__(self) -> None:
         spaces = [vars(module) for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
         self._spaces = {space["__file__"]: space for space in spaces if space.get("__file__")}  # of loaded files
-        self._roots: dict[Path, set[str]] = {}  # and the names of their functions and classes
-        self._files: list[Path] = []  # that count whole
-        self._packages: set[str] = set()
-        self._without_file: dict[int, str] = {}
-        self._open: set[int] = set()  # functions and classes that are being described
         self._installed = _installed(tuple(sys.path))
-
-    def lines(self) -> Iterator[str]:
-        """Yield a line for each file, for each package, and for each function and class without a file."""
-        lines: dict[Path, tuple[set[str], list[str]]] = {}
-        while left := [file for file, names in self._roots.items() if file not in lines or lines[file][0] != names]:
-            for file in left:  # a constant may lead to a further file, or to another name in one
-                names = set(self._roots[file])
-                lines[file] = names, list(self._lines_of(file, names))
-        for _, described in lines.values():
-            yield from described
-        for file in self._files:  # as it grows
-            source = _read(file, self._spaces.get(str(file), {}).get("__spec__"))
-            yield f"{file.name} {[part.tree for part in source.parts]}"
-            yield from _files_read(source.parts, file)
-            self._follow_all(source, file)
-        for package in self._packages:
-            yield from describe_package(package, tuple(sys.path))
-        yield from self._without_file.values()
-
-    def _lines_of(self, file: Path, names: set[str]) -> Iterator[str]:
-        """Yield what names of a file reach in it."""
-        space = self._spaces.get(str(file), {})
-        source = _read(file, space.get("__spec__"))
-        reached = source.reached(names)
-        used = {name for part in reached if part.name for name in part.names} - source.assigned
-        values = {name: space[name] for name in used if _is_constant(name, space.get(name, ...))}
-        yield f"{file.name} {[part.tree for part in reached]} {self.describe(sorted(values.items()))}"
-        yield from _files_read(reached, file)
-        self._follow_all(source, file)
+        self._named: list[tuple[Path, str]] = []  # files, and names that are defined at the top of them
+        self._whole: list[Path] = []  # files that are imported
+        self._packages: set[str] = set()
+        self._lines: dict[int, str] = {}  # of classes, and of functions without a file
+        self._open: set[int] = set()  # functions that are being described
 
     def describe(self, value: Any) -> str:
         """Return a value as text that is equal in all processes, and note the code in it."""
         if isinstance(value, type):
-            return self._note(value)
+            return self._describe_class(value)
         if isinstance(value, FunctionType):
-            return f"{self._note(value)} {self._bound(value)}"
-        if isinstance(value, MethodType):
-            return f"{self.describe(value.__func__)} of {self.describe(value.__self__)}"
-        if isinstance(value, staticmethod | classmethod):
-            return f"{type(value).__name__} {self.describe(value.__func__)}"
-        if isinstance(value, functools.cached_property):
-            return f"property {self.describe(value.func)}"
-        if isinstance(value, property):
-            return f"property {self.describe((value.fget, value.fset))}"
-        if isinstance(value, functools.partial):
-            return f"partial {self.describe((value.func, value.args, value.keywords))}"
+            return self._describe_function(value)
+        for kind, attributes in _HOLDERS.items():
+            if isinstance(value, kind):
+                return f"{kind.__name__} {self._all(getattr(value, name) for name in attributes)}"
         if isinstance(value, Mapping):
             return f"{{{self._all(part for item in value.items() for part in item)}}}"
         if isinstance(value, list | tuple):
@@ -131,88 +102,107 @@ class _Code:
             return f"{{{', '.join(sorted(map(self.describe, value)))}}}"
         if isinstance(value, BuiltinFunctionType | ModuleType):
             return value.__name__
-        kind = self._note(type(value))
+        kind_name = self.describe(type(value))
         if (wrapped := getattr(value, "__dict__", {}).get("__wrapped__")) is not None:  # of functools.lru_cache
-            return f"{kind} {self.describe(wrapped)}"
+            return f"{kind_name} {self.describe(wrapped)}"
         if is_dataclass(value):
-            return f"{kind} {self.describe(vars(value))}"
+            return f"{kind_name} {self._all((item.name, getattr(value, item.name, None)) for item in fields(value))}"
         text = repr(value)
-        return kind if " at 0x" in text else f"{kind} {text}"
-
-    def _bound(self, function: FunctionType) -> str:
-        """Return the code and constants that a function took from the one around it, such as what a decorator wraps."""
-        if id(function) in self._open:  # it calls itself
-            return ""
-        self._open.add(id(function))
-        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-        text = self._all(cell for cell in cells if isinstance(cell, (*_CODE, *_FIXED)))
-        self._open.discard(id(function))
-        return text
+        return kind_name if " at 0x" in text else f"{kind_name} {text}"
 
     def _all(self, values: Iterable[Any]) -> str:
         return ", ".join(map(self.describe, values))
 
-    def _note(self, value: type | FunctionType) -> str:
-        """Note where the code of a function or a class is, and return its name."""
-        module = str(value.__module__)
-        name = f"{Path(module).name}.{value.__qualname__}"  # lm-eval names a task's module by its path
-        if isinstance(value, FunctionType):
-            space, file = value.__globals__, value.__code__.co_filename
-        else:
-            space = vars(sys.modules[module]) if module in sys.modules else {}
-            file = str(space.get("__file__"))
-        if file.startswith(self._installed) or (file == "None" and module in sys.stdlib_module_names):
-            self._packages |= _to_describe(module)
-        elif Path(file).is_file():
-            self._spaces[file] = space
-            code = getattr(value, "__code__", None)
-            # functools.wraps changes the other name; Python 3.10 has this one alone
-            qualname = getattr(code, "co_qualname", value.__qualname__)
-            self._roots.setdefault(Path(file), set()).add(qualname.partition(".")[0])
-            if isinstance(value, type) and id(value) not in self._open:
-                self._open.add(id(value))
-                name = f"{name} {self._all(_lent(value))}"
-                self._open.discard(id(value))
-        elif id(value) not in self._without_file:
-            self._without_file[id(value)] = ""  # in case it names itself
-            self._without_file[id(value)] = f"{name} {self._content(value)}"
+    def _describe_class(self, cls: type) -> str:
+        """Return the name of a class; what it was given counts in a line."""
+        space = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+        name, file = _full_name(cls), str(space.get("__file__"))
+        if file.startswith(self._installed) or (file == "None" and cls.__module__ in sys.stdlib_module_names):
+            self._packages |= _to_describe(cls.__module__)
+        elif id(cls) not in self._lines:
+            self._lines[id(cls)] = ""  # in case it leads to itself
+            members = _constants(sorted(vars(cls).items()))
+            if Path(file).is_file():
+                self._note(Path(file), space, cls.__qualname__)
+                # Its constants count as they are written: a class may count its instances
+                members = [(key, item) for key, item in members if isinstance(item, _CODE)]
+            self._lines[id(cls)] = f"{name} {self.describe([cls.__mro__[1:], members])}"
         return name
 
-    def _content(self, value: type | FunctionType) -> str:
-        """Return the code and the constants of a function or a class without a file."""
-        if isinstance(value, type):
-            members = [(name, item) for name, item in sorted(vars(value).items()) if isinstance(item, _CODE)]
-            members += [(name, item) for name, item in sorted(vars(value).items()) if _is_constant(name, item)]
-            return self._all([value.__mro__[1:], members])
-        named = {name: value.__globals__.get(name) for name in sorted(_names(value.__code__))}
-        for name in (item.__name__ for item in named.values() if isinstance(item, ModuleType)):
-            self._follow(name, Path())
-        used = [(name, item) for name, item in named.items() if isinstance(item, _CODE) or _is_constant(name, item)]
-        return f"{_text(value.__code__)} {self._all([value.__defaults__, value.__kwdefaults__, used])}"
-
-    def _follow_all(self, source: _Source, file: Path) -> None:
-        for name in source.imports:
-            self._follow(name, file)
-
-    def _follow(self, name: str, file: Path) -> None:
-        """Note the files, or the package, of a module that a file imports; leading dots count from its folder."""
-        if name.startswith("."):
-            above = list(file.parents)[len(name) - len(name.lstrip(".")) - 1 :]
-            files = list(above[0].rglob("*.py")) if above else []
+    def _describe_function(self, function: FunctionType) -> str:
+        """Return the name of a function, with what it took from the code around it and what it wraps."""
+        name, code, space = _full_name(function), function.__code__, function.__globals__
+        if id(function) in self._open:  # it leads to itself
+            return name
+        assigned: Set[str] = set()
+        if code.co_filename.startswith(self._installed):
+            self._packages |= _to_describe(str(space.get("__name__")))  # functools.wraps changes __module__
+        elif (file := Path(code.co_filename)).is_file():
+            if hasattr(code, "co_qualname") or "__wrapped__" not in vars(function):
+                self._note(file, space, getattr(code, "co_qualname", function.__qualname__))
+            elif file not in self._whole:  # Python 3.10 does not say which definition made it
+                self._whole.append(file)
+            assigned = self._read(file).assigned
         else:
-            top = name.partition(".")[0]
-            try:
-                spec = importlib.util.find_spec(top)  # to look deeper would import the package
-            except (ImportError, ValueError):
-                return
-            paths = list((spec and spec.submodule_search_locations) or ())
-            if spec is not None and spec.has_location and spec.origin and not paths:
-                paths = [spec.origin]
-            if not paths or f"{paths[0]}{os.sep}".startswith(self._installed):
-                self._packages |= _to_describe(top)
-                return
-            files = [file for path in map(Path, paths) for file in (path.rglob("*.py") if path.is_dir() else [path])]
-        self._files += sorted(set(files) - set(self._files))
+            name = f"{name} {_text(code)}"
+            if id(function) not in self._lines:
+                self._lines[id(function)] = ""  # in case it leads to itself
+                named = [(key, space[key]) for key in sorted(_names(code)) if key in space]
+                self._lines[id(function)] = f"{name} {self.describe(_constants(named))}"
+                for module in (item for _, item in named if isinstance(item, ModuleType)):
+                    self._follow(module.__name__, Path())
+        held = list(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True))
+        held += [("default", item) for item in function.__defaults__ or ()]
+        held += (function.__kwdefaults__ or {}).items()
+        wrapped = [vars(function).get(key) for key in ("__wrapped__", "registry")]  # of wraps and singledispatch
+        self._open.add(id(function))
+        text = self.describe([_constants(held, assigned), wrapped])
+        self._open.discard(id(function))
+        return f"{name} {text}"
+
+    def _note(self, file: Path, space: dict[str, Any], name: str) -> None:
+        """Note a name at the top of a file, and what runs at its import, which has none."""
+        self._spaces[str(file)] = space
+        self._named += [pair for pair in ((file, ""), (file, name.partition(".")[0])) if pair not in self._named]
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each definition, for each file and package, and for each class and code without a file."""
+        for file, name in self._named:  # as it grows
+            source, space = self._read(file), self._spaces[str(file)]
+            parts = [part for part in source.parts if part.name == name]
+            used = sorted({key for part in parts for key in part.used if key in space})
+            values = _constants([(key, space[key]) for key in used], source.assigned)
+            yield f"{file.name} {name} {[part.tree for part in parts]} {self.describe(values)}"
+            yield from _files_read(parts, file)
+            for further in sorted({key for part in parts for key in part.words} & {part.name for part in source.parts}):
+                self._note(file, space, further)
+            for module in source.imports if not name else ():
+                self._follow(module, file)
+        for file in self._whole:  # as it grows
+            source = self._read(file)
+            yield f"{file.name} {[part.tree for part in sorted(source.parts, key=lambda part: part.name)]}"
+            yield from _files_read(source.parts, file)
+            for module in source.imports:
+                self._follow(module, file)
+        for package in self._packages:
+            yield from describe_package(package, tuple(sys.path))
+        yield from self._lines.values()
+
+    def _read(self, file: Path) -> _Source:
+        spec = self._spaces.get(str(file), {}).get("__spec__")
+        kept, source = _SOURCES.get(file, (None, None))
+        if source is None or kept is not spec:
+            source = _parsed(file)
+            _SOURCES[file] = spec, source
+        return source
+
+    def _follow(self, module: str, file: Path) -> None:
+        """Note the files, or the package, of a module that a file imports."""
+        paths = _own_paths(module, file)
+        files = {file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])}
+        self._whole += sorted(files.difference(self._whole))
+        if not paths:
+            self._packages |= _to_describe(module)
 
 
 @functools.cache
@@ -228,13 +218,36 @@ def _to_describe(module: str) -> set[str]:
     return {module.partition(".")[0]} - set(PACKAGES) - sys.stdlib_module_names
 
 
+def _own_paths(module: str, file: Path) -> list[Path]:
+    """Return the files and folders that a file's import may run; none if no such module exists or it is installed."""
+    if module.startswith("."):  # leading dots count from the file's folder
+        return list(file.parents)[len(module) - len(module.lstrip(".")) - 1 :][:1]
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])  # to look deeper would import the package
+    except (ImportError, ValueError):
+        return []
+    paths = list((spec and spec.submodule_search_locations) or ())
+    if spec is not None and spec.has_location and spec.origin and not paths:
+        paths = [spec.origin]
+    return [] if paths and f"{paths[0]}{os.sep}".startswith(_installed(tuple(sys.path))) else list(map(Path, paths))
+
+
 class _Part(NamedTuple):
-    """A statement at the top of a file: the name that it defines, if any, its tree, and the names and texts in it."""
+    """A statement at the top of a file.
+
+    Attributes:
+        name: what it defines or imports; empty for what runs at import, which counts without being named.
+        tree: the statement without docstrings.
+        used: the names in a definition, whose values count.
+        words: the names, attributes and texts in the statement, which may name further definitions.
+        files: the texts that may name files that it reads.
+    """
 
     name: str
     tree: str
-    names: frozenset[str] = frozenset()
-    texts: frozenset[str] = frozenset()
+    used: Set[str] = frozenset()
+    words: Set[str] = frozenset()
+    files: Set[str] = frozenset()
 
 
 class _Source(NamedTuple):
@@ -242,84 +255,115 @@ class _Source(NamedTuple):
 
     parts: Sequence[_Part]
     imports: Sequence[str] = ()  # with leading dots where they are relative
-    assigned: frozenset[str] = frozenset()  # globals that functions assign, so no constants
-
-    def reached(self, names: Iterable[str]) -> list[_Part]:
-        """Return what names use, at any depth, with what defines nothing."""
-        left, reached = ["", *names], set[str]()
-        for name in left:  # as it grows
-            if name not in reached:
-                reached.add(name)
-                left += [further for part in self.parts if part.name == name for further in part.names]
-        return [part for part in self.parts if part.name in reached]
+    assigned: Set[str] = frozenset()  # by functions outside themselves, so no constants
 
 
 _SOURCES: dict[Path, tuple[Any, _Source]] = {}
 """Each file that was read, and the import that it was read for."""
 
 
-def _read(file: Path, spec: Any) -> _Source:
-    kept, source = _SOURCES.get(file, (None, None))
-    if source is None or kept is not spec:
-        source = _parsed(file.read_bytes())
-        _SOURCES[file] = spec, source
-    return source
+class _Computing(ast.NodeTransformer):
+    """Leaves out docstrings, other constants that stand alone and ``pass``, and imports one name a statement."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_Pass(self, node: ast.Pass) -> None:
+        return None
+
+    def visit_Import(self, node: ast.Import) -> list[ast.Import]:
+        return [ast.Import([alias]) for alias in node.names]
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.ImportFrom]:
+        return [ast.ImportFrom(node.module, [alias], node.level) for alias in node.names]
 
 
-def _parsed(content: bytes) -> _Source:
+def _parsed(file: Path) -> _Source:
+    content = file.read_bytes()
     try:
-        tree = ast.parse(content)
+        tree = _Computing().visit(ast.parse(content))
     except (SyntaxError, ValueError):  # no Python: compiled code
         return _Source([_Part("", hashlib.sha256(content).hexdigest())])
-    imports, assigned = list[str](), set[str]()
+    imports: dict[str, None] = {}
+    modules: dict[str, str] = {}  # of the names that are imported
+    assigned = set[str]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | _DEFINITION):
-            node.body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-        elif isinstance(node, ast.Import):
-            imports += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            imports.append("." * node.level + (node.module or ""))
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            alias = node.names[0]
+            module = alias.name if isinstance(node, ast.Import) else "." * node.level + (node.module or "")
+            imports[module] = None
+            modules[_bound(alias)] = module
         elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _IMPORTING:
-            imports += [
-                part.value for part in node.args[:1] if isinstance(part, ast.Constant) and isinstance(part.value, str)
-            ]
-        elif isinstance(node, ast.Global):
+            texts = [part.value for part in node.args[:1] if isinstance(part, ast.Constant)]
+            imports |= dict.fromkeys(text for text in texts if isinstance(text, str))
+        elif isinstance(node, ast.Global | ast.Nonlocal):
             assigned.update(node.names)
-    return _Source(list(map(_part, tree.body)), imports, frozenset(assigned))
+    parts = list[_Part]()
+    for statement in tree.body:
+        name = ""
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            name = _bound(statement.names[0])
+        elif isinstance(statement, _DEFINITION):
+            decorators = [re.split(r"\W", ast.unparse(decorator))[0] for decorator in statement.decorator_list]
+            is_own = [head not in modules or bool(_own_paths(modules[head], file)) for head in decorators]
+            name = "" if any(is_own) else statement.name  # its own decorator may register it
+        parts.append(_part(name, statement))
+    times = Counter(part.name for part in parts)
+    parts = [part if times[part.name] == 1 else part._replace(name="") for part in parts]  # their order decides
+    return _Source(parts, list(imports), assigned)
 
 
-def _part(statement: ast.stmt) -> _Part:
-    nodes = list(ast.walk(statement))
+def _bound(alias: ast.alias) -> str:
+    """Return the name that an import binds; none for ``*``."""
+    return alias.asname or alias.name.partition(".")[0].strip("*")
+
+
+def _part(name: str, statement: ast.stmt) -> _Part:
+    names, texts = _words(statement)
+    functions = [node for node in ast.walk(statement) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    words_of_each = [_words(node) for node in functions] or [(names, texts)]
+    written = {text for called, named in words_of_each if called & _WRITING for text in named}
+    used = names if isinstance(statement, _DEFINITION) else set()
+    return _Part(name, ast.dump(statement), used, names | texts, texts - written)
+
+
+def _words(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Return the names and attributes in a statement, and the texts in it."""
+    nodes = list(ast.walk(tree))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    name = statement.name if isinstance(statement, _DEFINITION) else ""
-    return _Part(name, ast.dump(statement), frozenset(names), frozenset(texts))
+    return names, {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def _files_read(parts: Iterable[_Part], file: Path) -> Iterator[str]:
-    """Yield name and hash of each file beside or below a source that its parts name, but for parts that write."""
-    texts = {text for part in parts if not part.names & _WRITING for text in part.texts if _FILE.fullmatch(text)}
-    for text in sorted(texts):
-        if (file.parent / text).is_file():
-            yield f"file {text} {sha256_file(file.parent / text)}"
+    """Yield name and hash of each file beside or below a source that its parts name."""
+    texts = sorted({text for part in parts for text in part.files if 0 < len(text.encode(errors="replace")) < 200})
+    folders = [text for text in texts if (file.parent / text).is_dir()]
+    for path in (Path(folder, text) for folder in ("", *folders) for text in texts):
+        if (file.parent / path).is_file():
+            yield f"file {path.as_posix()} {sha256_file(file.parent / path)}"
 
 
-def _lent(cls: type) -> list[FunctionType | type]:
-    """Return the functions and classes that a class was given from outside its statement, and those it inherits."""
-    members = [item for item in vars(cls).values() if isinstance(item, FunctionType | type)]
-    return [item for item in members if not item.__qualname__.startswith(f"{cls.__qualname__}.")] + [*cls.__mro__[1:]]
+def _full_name(value: type | FunctionType) -> str:
+    return f"{Path(str(value.__module__)).name}.{value.__qualname__}"  # lm-eval names a task's module by its path
 
 
-def _is_filled(cell: CellType) -> bool:
+def _content(cell: CellType) -> Any:
+    """Return what a cell of a closure holds."""
     try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return ...
 
 
-def _is_constant(name: str, value: Any) -> bool:
-    return isinstance(value, _FIXED) and not name.startswith("__")
+def _constants(items: Iterable[tuple[str, Any]], assigned: Set[str] = frozenset()) -> list[tuple[str, Any]]:
+    """Return the names that stay bound to the same code or constant, on every machine: no folders."""
+    return [
+        (name, item)
+        for name, item in items
+        if isinstance(item, (*_CODE, *_FIXED)) and name not in assigned and not name.startswith("__")
+        if not (isinstance(item, str) and Path(item).is_absolute())
+    ]
 
 
 def _names(code: CodeType) -> set[str]:

@@ -48,12 +48,16 @@ SAME = {
     "comment": ("# of it", "# of the thing"),
     "docstring": ("Return a half.", "Return half of it."),
     "docstring of the class": ('    """A method."""\n', ""),
+    "docstring of a constant": ("SCALE = 0.5", 'SCALE = 0.5\n"""A scale."""'),
     "lines": ("SCALE = 0.5", "\n\n\nSCALE = 0.5"),
+    "order of imports": ("import functools\n\nimport torch", "import torch, functools"),
+    "unused import": ("import torch", "import math\nimport torch"),
+    "definition above": ("\n\nclass Method", "\n\nclass Other:\n    pass\n\n\nclass Method"),
 }
 
 
 @pytest.mark.parametrize("change", [*CHANGES, *SAME])
-@pytest.mark.parametrize("root", [lambda mine: mine.Method, lambda mine: {"a": (mine.Method,)}])
+@pytest.mark.parametrize("root", [lambda mine: mine.Method, lambda mine: {"a": (mine.half, mine.Method)}])
 def test_code_changes_its_hash_and_what_is_said_about_it_does_not(written, change, root):
     def hashed(text):
         written({"mine.py": text})
@@ -65,7 +69,7 @@ def test_code_changes_its_hash_and_what_is_said_about_it_does_not(written, chang
 
 
 def test_values_count_beside_code():
-    @dataclasses.dataclass
+    @dataclasses.dataclass(slots=True)
     class Setting:
         value: float
 
@@ -106,6 +110,24 @@ OF_ANOTHER_FILE = {
     "constants": ("import enum\n\n\nclass Mode(enum.IntEnum):\n    A = {}\n\n\nmade = Mode.A\n",
                   "BOTH = (made, max)\n\n\nclass f:\n    def g(self):\n        return made, BOTH\n"),
     "member": ("def made(self, x):\n    return {} * x\n", "f = type('C', (), {'g': made})\n"),
+    "class of a function": (
+        "def made(k):\n class C:\n  def g(self):\n   return k\n return C\n", "f = made({})\n"),
+    "constant of a closure": ("def made(k):\n    def f(x):\n        return k\n    return f\n",
+                              "import enum\n\n\nclass Mode(enum.Enum):\n    A = {}\n\n\nf = made(Mode.A)\n"),
+    "function that a decorator registers": (
+        "KINDS = dict()\n\n\ndef made(g):\n    KINDS[g.__name__] = g\n    return g\n",
+        "import lib\n\n\n@made\ndef g(x):\n    return {}\n\n\ndef f(x):\n    return lib.KINDS\n"),
+    "function of a type": ("import functools\n\n\n@functools.singledispatch\ndef made(x):\n    return x\n",
+                           "@made.register\ndef g(x: int):\n    return {}\n\n\nf = made\n"),
+    "function in the place of another": (
+        "def made(x):\n    return g(x)\n\n\ndef g(x):\n    return x\n",
+        "import lib\nlib.g = lambda x: {}\nf = made\n"),
+    "name in a text": ("made = 1\n", "def g(x):\n    return {}\n\n\ndef f(x):\n    return globals()['g'](x)\n"),
+    "file in a folder": ("made = 1\n", "from pathlib import Path\n\n\ndef f(x):\n"
+                         "    return Path(__file__).parent / 'pack' / 'gain'\n"),
+    "file beside one that is written": (
+        "made = 1\n", "class f:\n    def read(self):\n        return open('factor.txt')\n"
+        "    def log(self):\n        open('log.txt', 'w').write('')\n"),
     "file at the top": ("made = 1\n", "from pathlib import Path\nPATH = Path(__file__).with_name('factor.txt')\n"
                         "def f(x):\n    return PATH\n"),
     "file below": ("made = 1\n", "def f(x):\n    return open('pack/factor.txt')\n"),
@@ -117,10 +139,38 @@ def test_what_another_file_makes_counts(written, way):
     def hashed(value):
         lib, mine = (text.replace("{}", value) for text in OF_ANOTHER_FILE[way])
         files = {"lib.py": lib, "mine.py": f"from lib import made\n\n\n{mine}"}
-        written({**files, "factor.txt": value, "pack/factor.txt": value})
+        written({**files, "factor.txt": value, "pack/factor.txt": value, "pack/gain": value})
         return hash_code([importlib.import_module("mine").f])
 
     assert hashed("1") == hashed("1") != hashed("2")
+
+
+BY = "def by(g):\n {} = {}\n def f(x):\n  {}\n  return g(x)\n return f\n@by\ndef f(x):\n return x\n"
+FILLED = {
+    "cache": BY.format("cache", "{}", "cache[x] = g(x)"),
+    "counter": BY.format("n", "0", "nonlocal n; n += 1"),
+    "default": "def f(x, seen=[]):\n seen.append(x)\n",
+    "single dispatch": "import functools\n@functools.singledispatch\ndef f(x):\n return x\n",
+    "count of instances": "class f:\n n = 0\n def __init__(self, x):\n  f.n += 1\n",
+}
+
+
+@pytest.mark.parametrize("way", FILLED)
+def test_what_code_fills_as_it_runs_does_not_count(written, way):
+    written({"mine.py": FILLED[way]})
+    f = importlib.import_module("mine").f
+    before = hash_code([f])
+    f(1)
+    assert hash_code([f]) == before
+
+
+def test_the_folder_of_a_source_does_not_count(written):
+    files = {"mine.py": "import os\nHERE = os.path.dirname(os.path.abspath(__file__))\ndef f(x):\n    return HERE\n"}
+    hashes = set()
+    for folder in ("one", "two"):
+        written(files, folder)
+        hashes.add(hash_code([importlib.import_module("mine").f]))
+    assert len(hashes) == 1
 
 
 def test_a_file_that_code_writes_is_no_input(written):
@@ -148,6 +198,7 @@ def test_a_cell_of_a_notebook_has_a_hash_though_it_has_no_file():
 
     assert cell("def f(x):\n return x + 1") == cell("def f(x):\n\n return x + 1  # more")
     assert cell("def f(x):\n return x + 1") != cell("def f(x):\n return x + 2")
+    assert cell("f = (lambda: 1), (lambda: 2)") != cell("f = (lambda: 2), (lambda: 1)")
     for part in ("a = {}\n", "def g(x):\n return {}\na = g\n", "class C:\n def g(self):\n  return {}\na = C\n"):
         used = [cell(part.format(value) + "def f(x):\n def inner():\n  return a\n return inner") for value in "112"]
         assert used[0] == used[1] != used[2]
