@@ -60,7 +60,8 @@ def end_when(gone: Callable[[], bool], name: str | None = None) -> None:
             time.sleep(_POLL_S)
         if name is not None:
             print(f"hfpatch: the {name} is gone, so this process ends", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGTERM)  # the step is finished and saved, if one is running
+        if not _this_process.asked:  # by a scheduler, which asks all processes; a second SIGTERM would end the step
+            os.kill(os.getpid(), signal.SIGTERM)  # the step is finished and saved, if one is running
         time.sleep(_GRACE_S)
         os._exit(128 + signal.SIGTERM)
 
@@ -74,6 +75,9 @@ class SigtermWatch:
     asked: bool = False
 
 
+_this_process = SigtermWatch()  # to which `end_when` looks
+
+
 @contextmanager
 def watch_sigterm() -> Iterator[SigtermWatch]:
     """Note the first SIGTERM instead of acting on it; a second one acts as before.
@@ -84,7 +88,7 @@ def watch_sigterm() -> Iterator[SigtermWatch]:
     watch, before = SigtermWatch(), signal.getsignal(signal.SIGTERM)
 
     def note(number: int, frame: FrameType | None) -> None:
-        watch.asked = True
+        watch.asked = _this_process.asked = True
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
     with sigterm_answered_by(note):

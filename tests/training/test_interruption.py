@@ -19,6 +19,9 @@ interruption._POLL_S = interruption._GRACE_S = 0.2
 interruption.end_with_launcher()
 if KEEPS_ON:
     signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+if WAS_ASKED:  # as schedulers ask each process
+    (watch := interruption.watch_sigterm()).__enter__()
+    os.kill(os.getpid(), signal.SIGTERM)
 print(os.getpid(), flush=True)
 time.sleep(3)
 time.sleep(3)
@@ -27,12 +30,19 @@ print("went on", flush=True)
 
 
 @pytest.mark.parametrize(
-    ("launched", "keeps_on", "expected"), [(True, False, ""), (True, True, "asked\n"), (False, False, None)]
+    ("launched", "keeps_on", "was_asked", "expected"),
+    [
+        (True, False, False, ""),
+        (True, True, False, "asked\n"),
+        (True, True, True, ""),  # a second time would end the step
+        (False, False, False, None),
+    ],
 )
-def test_what_a_launcher_started_ends_with_it(launched, keeps_on, expected):
+def test_what_a_launcher_started_ends_with_it(launched, keeps_on, was_asked, expected):
     environment = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_RUN_ID"}
     environment |= {"TORCHELASTIC_RUN_ID": "none"} if launched else {}
-    command = [sys.executable, "-c", LAUNCHER, WORKER.replace("KEEPS_ON", str(keeps_on))]
+    worker_code = WORKER.replace("KEEPS_ON", str(keeps_on)).replace("WAS_ASKED", str(was_asked))
+    command = [sys.executable, "-c", LAUNCHER, worker_code]
     launcher = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     worker = int(launcher.stdout.readline())
     launcher.send_signal(signal.SIGKILL)
