@@ -7,7 +7,6 @@ import codecs
 import csv
 import gzip
 import io
-import json
 import lzma
 import re
 import zlib
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hfpatch.data.rows import Rows
+from hfpatch.data.rows import Rows, parse_json
 from hfpatch.errors import HfpatchError
 
 
@@ -83,14 +82,10 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         HfpatchError: if the file cannot be read, or a line is not UTF-8 or not one JSON object.
     """
     for number, line in _lines(path):
-        where = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = getattr(error, "msg", "nested too deeply")
-            raise HfpatchError(f"{where}: not valid JSON ({reason}); each line must be one JSON object") from error
+        where, wanted = f"{path}:{number}", "each line must be one JSON object"
+        row = parse_json(line, f"{where}:", wanted)
         if not isinstance(row, dict):
-            raise HfpatchError(f"{where}: is a JSON {type(row).__name__}; each line must be one JSON object")
+            raise HfpatchError(f"{where}: is a JSON {type(row).__name__}; {wanted}")
         yield where, row
 
 
@@ -117,11 +112,7 @@ def _read_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if not first.lstrip().startswith("["):
         yield from read_json_lines(path)
         return
-    try:
-        rows = json.loads("".join(line for _, line in _lines(path)))
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = getattr(error, "msg", "nested too deeply")
-        raise HfpatchError(f"{path}: not valid JSON ({reason}); it must be a list of objects") from error
+    rows = parse_json("".join(line for _, line in _lines(path)), f"{path}:", "it must be a list of objects")
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise HfpatchError(f"{path}, row {number}: is a JSON {type(row).__name__}; each row must be an object")
@@ -132,11 +123,10 @@ def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a table with commas, whose fields may be quoted and then span lines."""
     csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader((line for _, line in _lines(path, blank=True)), strict=True)
+    rows = filter(None, reader)  # without blank lines
     try:
-        header = next(reader, [])
-        for row in reader:
-            if not row:
-                continue
+        header = next(rows, [])
+        for row in rows:
             where = f"{path}:{reader.line_num}"
             if len(row) != len(header):
                 raise HfpatchError(f"{where}: has {len(row)} fields, the first line {len(header)}; quote commas")
@@ -156,5 +146,5 @@ def _read_parquet(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]
     try:
         every_row = (row for batch in file.iter_batches(columns=columns) for row in batch.to_pylist())
         yield from ((f"{path}, row {number}", row) for number, row in enumerate(every_row, start=1))
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise HfpatchError(f"{path}: cannot be read ({error})") from error

@@ -144,10 +144,7 @@ class Rows:
         for name, kind in zip(FOR_TEMPLATE, (list, dict), strict=True) if templated else ():
             value = row.get(name)
             if isinstance(value, str):
-                try:
-                    value = json.loads(value)
-                except ValueError as error:
-                    raise HfpatchError(f"{where}: column {name!r} is not valid JSON ({error})") from error
+                value = parse_json(value, f"{where}: column {name!r} is", f"it must be a JSON {kind.__name__}")
             if value is not None and not isinstance(value, kind):
                 raise HfpatchError(f"{where}: column {name!r} is {type(value).__name__}, not a {kind.__name__}")
             if value:
@@ -157,6 +154,15 @@ class Rows:
         except (TypeError, ValueError) as error:
             raise HfpatchError(f"{where}: a message is not valid JSON ({error}); correct or remove the row") from error
         return _valid(text, where, next(iter(document)))
+
+
+def parse_json(text: str, where: str, wanted: str) -> Any:
+    """Return the value of a JSON text; where it is not valid, ``wanted`` says what it must be."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        other = "nested too deeply" if isinstance(error, RecursionError) else "an integer has thousands of digits"
+        raise HfpatchError(f"{where} not valid JSON ({getattr(error, 'msg', other)}); {wanted}") from error
 
 
 def count_characters(document: str, format_: Format) -> int:

@@ -263,6 +263,7 @@ def test_a_template_surrounds_the_prompt(chat, tmp_path):
     ("format_", "row", "message"),
     [
         ("messages", {"messages": ASKED, "tools": "{"}, "a.jsonl:1: column 'tools' is not valid JSON"),
+        ("messages", {"messages": ASKED, "tools": "[" * 99_999}, "a.jsonl:1: column 'tools' is not valid JSON .nested"),
         ("messages", {"messages": ASKED, "tools": {"name": 1}}, "a.jsonl:1: column 'tools' is dict, not a list"),
         ("messages", {"messages": ASKED, "chat_template_kwargs": [1]}, "'chat_template_kwargs' is list, not a dict"),
         ("messages", {"messages": "hello"}, "a.jsonl:1: column 'messages' is str, not a list of messages"),

@@ -86,7 +86,7 @@ def test_csv_is_read_with_quoted_commas_and_lines(tmp_path, suffix, compress):
     table = io.StringIO()
     csv.writer(table).writerows([["n", "text"], *enumerate(texts)])
     path = tmp_path / f"a.csv{suffix}"
-    path.write_bytes(compress(b"\xef\xbb\xbf" + table.getvalue().encode() + b"\r\n"))
+    path.write_bytes(compress(b"\xef\xbb\xbf\n" + table.getvalue().encode() + b"\r\n"))
     assert read(path) == texts
 
 
@@ -143,6 +143,8 @@ def damaged_parquet():
         ("a.jsonl", jsonl({"text": None}, {"text": None}), "a.jsonl: column 'text' is null in every row"),
         ("a.jsonl", jsonl({"text": "x"}, {"text": "abc\ud800"}), r"a.jsonl:2: .*surrogate pair \(\\ud800, character 4"),
         ("a.jsonl", b'{"text": ' + b"[" * 99_999 + b"]" * 99_999 + b"}", "1: not valid JSON .nested too deeply"),
+        ("a.jsonl", jsonl({"text": "x"}) + b"[" + b"1" * 5_000, "a.jsonl:2: not valid JSON .an integer has thousands"),
+        ("a.json", b"[" + b"1" * 5_000, "a.json: not valid JSON .an integer has thousands"),
         ("a.txt", b"one\n\ntwo\n\xe9\n", "a.txt:4: not UTF-8"),
         ("a.txt.xz", b"no xz at all", "a.txt.xz: cannot be read"),
         ("a.jsonl.gz", gzip.compress(jsonl({"text": "x" * 999}), mtime=0)[:-9], "a.jsonl.gz: cannot be read"),
@@ -157,6 +159,7 @@ def damaged_parquet():
         ("a.parquet", parquet_of([["x"], None]), "a.parquet, row 1: column 'text' is list, not text"),
         ("a.parquet", b"no parquet", "a.parquet: not a parquet file"),
         ("a.parquet", damaged_parquet(), "a.parquet: cannot be read"),
+        ("a.parquet", parquet_of(pa.array([b"\xff"]).view(pa.string())), "a.parquet: cannot be read .*can't decode"),
     ],
 )  # fmt: skip
 def test_bad_files_are_one_clear_error(tmp_path, name, content, message):
