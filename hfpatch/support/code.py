@@ -6,7 +6,6 @@ import ast
 import enum
 import functools
 import hashlib
-import importlib.util
 import os
 import re
 import site
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from hfpatch.support.distributions import describe_package
+from hfpatch.support.distributions import describe_package, module_paths, python_files
 from hfpatch.support.files import sha256_file
 from hfpatch.support.provenance import PACKAGES
 
@@ -81,6 +80,7 @@ class _Code:
         self._installed = _installed(tuple(sys.path))
         self._named: list[tuple[Path, str]] = []  # files, and names that are defined at the top of them
         self._whole: list[Path] = []  # files that are imported
+        self._followed: set[Path] = set()  # and what they are in
         self._packages: set[str] = set()
         self._lines: dict[int, str] = {}  # of classes, and of functions without a file
         self._open: set[int] = set()  # functions that are being described
@@ -199,7 +199,8 @@ class _Code:
     def _follow(self, module: str, file: Path) -> None:
         """Note the files, or the package, of a module that a file imports."""
         paths = _own_paths(module, file)
-        files = {file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])}
+        files = {file for path in set(paths) - self._followed for file in python_files(path)}
+        self._followed.update(paths)
         self._whole += sorted(files.difference(self._whole))
         if not paths:
             self._packages |= _to_describe(module)
@@ -222,14 +223,8 @@ def _own_paths(module: str, file: Path) -> list[Path]:
     """Return the files and folders that a file's import may run; none if no such module exists or it is installed."""
     if module.startswith("."):  # leading dots count from the file's folder
         return list(file.parents)[len(module) - len(module.lstrip(".")) - 1 :][:1]
-    try:
-        spec = importlib.util.find_spec(module.partition(".")[0])  # to look deeper would import the package
-    except (ImportError, ValueError):
-        return []
-    paths = list((spec and spec.submodule_search_locations) or ())
-    if spec is not None and spec.has_location and spec.origin and not paths:
-        paths = [spec.origin]
-    return [] if paths and f"{paths[0]}{os.sep}".startswith(_installed(tuple(sys.path))) else list(map(Path, paths))
+    paths = module_paths(module.partition(".")[0])  # to look deeper would import the package
+    return [] if paths and f"{paths[0]}{os.sep}".startswith(_installed(tuple(sys.path))) else paths
 
 
 class _Part(NamedTuple):

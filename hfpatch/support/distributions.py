@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
+from hfpatch.support.files import sha256_file
 from hfpatch.support.provenance import PACKAGES
 
 
@@ -29,7 +30,8 @@ def describe_package(package: str, path: tuple[str, ...]) -> tuple[str, ...]:
     """
     owners = list(_owners(path).get(package, ()))
     if not owners:
-        return tuple(f"{package} {name} {digest}" for name, digest in _loose_files(package))
+        files = [(home.parent, file) for home in module_paths(package) for file in python_files(home)]
+        return tuple(f"{package} {file.relative_to(above).as_posix()} {sha256_file(file)}" for above, file in files)
     lines: dict[str, list[str]] = {}
     for owner in owners:  # as it grows by what they require
         name = _normal(owner.metadata["Name"] or package)
@@ -68,20 +70,21 @@ def _changed_files(distribution: Distribution) -> Iterator[tuple[str, str]]:
             yield file.as_posix(), digest.hex()
 
 
-def _loose_files(package: str) -> Iterator[tuple[str, str]]:
-    """Yield name and SHA-256 of the Python files of a package of no distribution."""
+def module_paths(name: str) -> list[Path]:
+    """Return the folders of a package at the top, or the file of a module; none if it is built in or does not exist."""
     try:
-        spec = importlib.util.find_spec(package)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        return
+        return []
     if spec is None:
-        return
-    folders = list(map(Path, spec.submodule_search_locations or ()))
-    files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    files += [Path(spec.origin)] if not folders and spec.has_location and spec.origin else []
-    for path in files:
-        folder = next((candidate for candidate in folders if path.is_relative_to(candidate)), path.parent)
-        yield path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()
+        return []
+    file = [spec.origin] if spec.has_location and spec.origin else []
+    return list(map(Path, spec.submodule_search_locations or file))
+
+
+def python_files(path: Path) -> list[Path]:
+    """Return the files of a folder and below in order, or the path itself if it is a file."""
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
 def _normal(name: str) -> str:
