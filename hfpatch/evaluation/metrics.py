@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,17 +26,15 @@ Aggregation = Callable[[Sequence[Any]], float]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric's direction and how its per-document values enter the score.
+    """How a metric's per-document values enter the score.
 
     Attributes:
-        higher_is_better: the direction.
         exponential: the score is ``exp(r)``, so that models are compared by the difference of ``r``, a log ratio.
         factor: a document's (first) value times it is ``aᵢ``.
         weighted: a document's value is a pair, whose second part is ``cᵢ``; else ``cᵢ`` is 1.
         aggregate: lm-eval's function from the documents' values to the score where that is no ratio; else None.
     """
 
-    higher_is_better: bool = True
     exponential: bool = False
     factor: float = 1.0
     weighted: bool = False
@@ -91,7 +89,7 @@ _PRIMARY_OF_TASK = {"hellaswag": "acc_norm"}
 _PRIMARY = ("acc", "word_perplexity", "paragraph_perplexity", "exact_match")
 
 
-def metric_named(name: str, *, higher_is_better: bool = True, aggregation: Aggregation | None = None) -> Metric:
+def metric_named(name: str, aggregation: Aggregation | None = None) -> Metric:
     """Return the metric of lm-eval's name.
 
     ``aggregation`` is the task's function from documents to score; None takes lm-eval's for this name, else a mean.
@@ -102,14 +100,13 @@ def metric_named(name: str, *, higher_is_better: bool = True, aggregation: Aggre
     path = (
         f"{function.__module__}.{getattr(function, '__qualname__', '')}" if function else _OF_HFPATCH.get(name, _MEAN)
     )
-    ratio = _RATIOS.get(path)
-    return replace(ratio or Metric(aggregate=function), higher_is_better=higher_is_better)
+    return _RATIOS.get(path) or Metric(aggregate=function)
 
 
 def metric_of(result: TaskResult, aggregations: Mapping[str, Aggregation]) -> Metric:
     """Return the primary metric of a task's result, by the task's own ``aggregations`` by name if it has any."""
     name = result.primary.partition(",")[0]
-    return metric_named(name, higher_is_better=result.higher_is_better, aggregation=aggregations.get(name))
+    return metric_named(name, aggregations.get(name))
 
 
 def primary_metric(task: str, metrics: Sequence[str]) -> str:

@@ -26,8 +26,6 @@ from hfpatch.results.records import hash_documents
 from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION, KeptAnswers, RetentionPoint, kept_answers
 from hfpatch.support.files import hash_values, write_text
 
-_SHARE_OF_RIGHT = Metric()
-
 
 def held_out_result(
     losses: Array, documents: Documents, records_dir: Path | None = None, *, starts: Array | None = None
@@ -95,8 +93,8 @@ def _text_result(
         )
         write_text(records_dir / f"{task}.jsonl", "".join(f"{line}\n" for line in lines))
     scores, errors = {}, {}
-    for name, higher in measures.items():
-        metric, values = metric_named(name, higher_is_better=higher), [row[name] for row in rows.values()]
+    for name in measures:
+        metric, values = metric_named(name), [row[name] for row in rows.values()]
         scores[name] = metric.overall(values)
         if units > 1:
             terms = metric.ratio_terms(values)
@@ -172,8 +170,7 @@ def kept_of(
     for method in methods:
         runs = [path for _, path in sorted(records.runs.get(method, {}).items())]
         for task, result in tasks.items() if runs else ():
-            metric = metric_of(result, {})
-            if metric != _SHARE_OF_RIGHT:
+            if metric_of(result, {}) != Metric() or not result.higher_is_better:
                 continue
             values = {run: np.asarray(v) for run, v in records.read_runs(result, [base, *runs]).items()}
             if all(np.isin(value, (0.0, 1.0)).all() for value in values.values()):

@@ -282,7 +282,7 @@ def _standard_errors(
     functions, errors = task.aggregation(), {}
     units = len(records) if groups is None else count_groups(groups)
     for key, value in metrics.items() if units > 1 else ():
-        metric = metric_named(key, aggregation=functions.get(key.partition(",")[0]))
+        metric = metric_named(key, functions.get(key.partition(",")[0]))
         if metric.aggregate is None:
             terms = metric.ratio_terms([record[key] for record in records])
             error = over_documents(*terms, groups=groups).error

@@ -194,7 +194,7 @@ def base_spread(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, one:
     if BITS_PER_BYTE in result.metrics and result.primary != BITS_PER_BYTE:
         values = [row[BITS_PER_BYTE] for row in rows]
         bits = _spread_of(BITS_PER_BYTE, values, metric_named(BITS_PER_BYTE), result.metrics[BITS_PER_BYTE])
-    metric = metric_named(primary, aggregation=one.tasks[name].aggregation()[primary])
+    metric = metric_named(primary, one.tasks[name].aggregation()[primary])
     values, score = [row[result.primary] for row in rows], result.metrics[result.primary]
     return replace(_spread_of(result.primary, values, metric, score), bits=bits)
 

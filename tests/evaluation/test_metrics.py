@@ -31,14 +31,12 @@ def test_a_shift_is_the_difference_of_two_scores():
 
 
 def test_directions_aggregations_and_primary_metrics():
-    assert metric_named("acc").higher_is_better
-    assert not metric_named("brier_score", higher_is_better=False).higher_is_better
     assert metric_named("acc").aggregate is metric_named("unheard_of").aggregate is None
-    assert metric_named("acc", aggregation=median).aggregate is median
+    assert metric_named("acc", median).aggregate is median
     assert metric_named("f1").aggregate is f1_score
-    assert metric_named("f1", aggregation=mean).aggregate is None
+    assert metric_named("f1", mean).aggregate is None
     wrapped = partial(median)
-    assert metric_named("acc", aggregation=wrapped).aggregate is wrapped
+    assert metric_named("acc", wrapped).aggregate is wrapped
     assert primary_metric("hellaswag", ["acc", "acc_norm"]) == "acc_norm"
     assert primary_metric("tinyworld_endings", ["acc_norm", "acc"]) == "acc"
     assert primary_metric("lambada_openai", ["perplexity", "acc"]) == "acc"
