@@ -33,11 +33,7 @@ from hfpatch.data.token_file import TokenFile, open_token_file, write_token_file
 from hfpatch.data.tokenizer import hash_tokenizer, start_of_document
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings, split_by_weight
-from hfpatch.support.files import (
-    atomic_directory,
-    hash_values,
-    remove_leftovers,
-)
+from hfpatch.support.files import atomic_directory, hash_values, remove_leftovers
 from hfpatch.support.folders import is_writable
 
 _CACHE_FORMAT = 10  # to be raised where what the files hold changes: old ones are then left alone
@@ -205,41 +201,31 @@ class _Text:
         return Digests.join([self.file.digests, Digests.of(pieces_of)], [0, 0])  # of the same documents
 
     def lay_out(self, chosen: Chosen) -> dict[str, TokenBlocks]:
-        """Return the chosen documents in blocks."""
-        if self.settings.layout == "stream" and not self.start:
-            return self._build(chosen, None)
-        with TemporaryDirectory(ignore_cleanup_errors=True) as rows:
-            return self._build(chosen, Path(rows))
-
-    @property
-    def _pad(self) -> int:
-        tokens = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
-        return next((token for token in tokens if token is not None), 0)
-
-    def _build(self, chosen: Chosen, folder: Path | None) -> dict[str, TokenBlocks]:
-        """Lay out documents, with files in ``folder`` that may be removed afterwards: mapped files stay readable."""
+        """Return the chosen documents in blocks, whose files are removed while they are mapped."""
         file, scored = self.file, self.settings.scored_tokens
+        pad_tokens = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
         blocks: dict[str, TokenBlocks] = {}
-        for name, indices in vars(chosen).items():
-            if not len(indices):
-                continue
-            stream, decides = file.stream.take(indices), name != "train"
-            if decides and scored is not None:
-                stream = replace(stream, lengths=np.minimum(stream.lengths, scored))
-            made = blocks_from_stream(
-                stream,
-                self.settings.model_copy(update={"source": file.info.source}),
-                pad_token_id=self._pad,
-                start=self.start,
-                revision=file.info.revision,
-                file=folder and folder / f"rows-{name}.bin",
-                with_owners=decides,
-                sha256=f"{file.info.dtype} {file.info.sha256}",
-            )
-            if decides and file.groups is not None:
-                groups = np.unique(file.groups[indices], return_inverse=True)[1].astype(np.int32)
-                made = replace(made, groups=groups)
-            blocks[name] = made
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            for name, indices in vars(chosen).items():
+                if not len(indices):
+                    continue
+                stream, decides = file.stream.take(indices), name != "train"
+                if decides and scored is not None:
+                    stream = replace(stream, lengths=np.minimum(stream.lengths, scored))
+                made = blocks_from_stream(
+                    stream,
+                    self.settings.model_copy(update={"source": file.info.source}),
+                    pad_token_id=next(token for token in pad_tokens if token is not None),
+                    start=self.start,
+                    revision=file.info.revision,
+                    file=Path(folder) / f"rows-{name}.bin",
+                    with_owners=decides,
+                    sha256=f"{file.info.dtype} {file.info.sha256}",
+                )
+                if decides and file.groups is not None:
+                    groups = np.unique(file.groups[indices], return_inverse=True)[1].astype(np.int32)
+                    made = replace(made, groups=groups)
+                blocks[name] = made
         return blocks
 
 
