@@ -56,9 +56,7 @@ class JoinedRows:
     def __getitem__(self, index: int | npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         if isinstance(index, np.ndarray):
             return np.stack([self[int(number)] for number in index])
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        index %= len(self)
+        index = range(len(self))[index]  # from the end, too
         which = int(np.searchsorted(self._ends, index, side="right"))
         array = self.arrays[which]
         row: npt.NDArray[Any] = array[index - (int(self._ends[which]) - len(array))]
@@ -120,6 +118,7 @@ class TokenBlocks:
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Return (block_size,) ``input_ids``, ``labels``, packed ``position_ids`` or padded ``attention_mask``."""
+        index = range(len(self))[index]  # from the end, too
         ids = torch.from_numpy(self.rows[index].astype(np.int64))
         sizes = self.sizes[self._pieces(index)]
         filled = int(sizes.sum())

@@ -31,6 +31,9 @@ def test_packed_row_written_out():
     assert blocks[1]["position_ids"].tolist() == [0, 1, 2, 0, 1, 0, 1, 2]
     assert blocks[1]["labels"].tolist() == [IGNORE, 12, 13, IGNORE, 22, IGNORE, IGNORE, IGNORE]
     assert "attention_mask" not in blocks[1]
+    assert blocks[-1]["labels"].tolist() == blocks[1]["labels"].tolist()
+    with pytest.raises(IndexError):
+        blocks[2]
     assert (blocks.documents, blocks.tokens, blocks.count_tokens([1, 1])) == (3, 13, 10)
 
 
