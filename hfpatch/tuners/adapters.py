@@ -118,10 +118,14 @@ def wrappers_of_others(model: nn.Module, adapter_name: str) -> set[str]:
 
 
 def active_adapters(model: nn.Module) -> list[str]:
-    """Return the names of the active adapters, in the order in which they were made active."""
+    """Return the names of the active adapters, in the order in which they were made active.
+
+    An adapter is active where a layer has it: transformers' ``load_adapter`` tells only the layers of its own kind.
+    """
     layers = [module for module in model.modules() if isinstance(module, AdapterWrapper)]
     layers.sort(key=lambda layer: isinstance(layer, _ONE_ADAPTER))  # these know no order
-    return list(dict.fromkeys(name for layer in layers for name in layer.active_adapters))
+    active = {name for layer in layers for name in {*layer.active_adapters} & layer._get_available_adapters()}
+    return [name for name in dict.fromkeys(n for layer in layers for n in layer.active_adapters) if name in active]
 
 
 def upcast_adapters(model: nn.Module) -> None:

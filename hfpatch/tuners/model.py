@@ -120,7 +120,10 @@ class MethodModel(BaseTuner):
         parameter_name: str | None = None,
     ) -> None:
         child = peft_config.spec.child
-        if not hasattr(target, child):
+        if (empty := getattr(target, child, None)) is not None and not empty.configs:  # its adapters were deleted
+            empty.unhook()
+            delattr(target, child)
+        if not hasattr(target, child):  # it acts after the layers that are there
             target.add_module(child, self.tuner_layer_cls(self._sites[current_key]))
         layer: MethodLayer = getattr(target, child)
         if layer.method is not type(peft_config):

@@ -12,7 +12,7 @@ from families import logits_of, make_model, make_tokens, perturb
 from peft import IA3Config, LoraConfig, PeftConfig, PeftModel
 
 import hfpatch
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch import CanonConfig, HfpatchError, LoReFTConfig, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.tuners.adapters import stack
 
@@ -315,6 +315,32 @@ def test_the_same_adapters_are_active_afterwards(active, tmp_path):
     assert bool(flags) == bool(active)
     hfpatch.save_patch(fresh, tmp_path / "q")  # its manifest has the hash of every file of tensors
     assert (tmp_path / "p" / "patch.json").read_text() == (tmp_path / "q" / "patch.json").read_text()
+
+
+def deleted_and_added(model, tmp_path):
+    """Another kind acts before the one that was there first."""
+    model.add_adapter(PreProjectionConfig(), "first")
+    model.add_adapter(CanonConfig(), "second")
+    model.delete_adapter("first")
+    model.add_adapter(PreProjectionConfig(), "third")
+    model.set_adapter(["second", "third"])
+
+
+def loaded_by_transformers(model, tmp_path):
+    """It activates the new adapter in the layers of its own kind alone."""
+    model.add_adapter(LoReFTConfig(), "first")
+    model.add_adapter(NonlinearQueryConfig(rank=3), "second")
+    model.save_pretrained(tmp_path / "second")
+    model.load_adapter(tmp_path / "second", adapter_name="third")
+
+
+@pytest.mark.parametrize("history", [deleted_and_added, loaded_by_transformers])
+def test_a_model_with_a_history_is_saved_as_it_computes(history, tmp_path):
+    model = make_model("llama")
+    history(model, tmp_path)
+    perturb(model, std=0.2)
+    fresh = hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"))
+    assert torch.equal(logits_of(fresh, make_tokens()), logits_of(model, make_tokens()))
 
 
 @pytest.mark.parametrize("file", ["patch.json", *(f"{part}/{CONFIG}" for part in PARTS)])
