@@ -35,8 +35,14 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def stack(model: nn.Module) -> dict[str, PeftConfig]:
-    """Return the configurations of a model's adapters by name, in the order of injection."""
-    return dict(getattr(model, "peft_config", None) or {})
+    """Return the configurations of a model's adapters by name, in the order of injection.
+
+    PEFT leaves that of a failed injection on the model: only those are adapters that a layer has.
+    """
+    configs = getattr(model, "peft_config", None) or {}
+    layers = [module for module in model.modules() if isinstance(module, AdapterWrapper)] if configs else []
+    held = {name for layer in layers for name in layer._get_available_adapters()}
+    return {name: config for name, config in configs.items() if name in held}
 
 
 @contextmanager

@@ -50,9 +50,27 @@ class MethodModel(BaseTuner):
         """Find the sites, check the configuration against each before anything is changed, and attach the layers.
 
         Every way in passes here: ``PeftModel.add_adapter`` skips PEFT's injection hooks for further adapters. With a
-        ``state_dict`` it says which attentions are changed, as in PEFT.
+        ``state_dict`` it says which attentions are changed, as in PEFT. A configuration that is refused is no longer
+        the model's, so that its name can be given again.
         """
         config: MethodConfig = self.peft_config[adapter_name]
+        before = config.target_modules
+        try:
+            self._attach(model, adapter_name, config, autocast_adapter_dtype, low_cpu_mem_usage, state_dict)
+        except BaseException:
+            config.target_modules = before
+            self.peft_config.pop(adapter_name, None)
+            raise
+
+    def _attach(
+        self,
+        model: nn.Module,
+        adapter_name: str,
+        config: MethodConfig,
+        autocast_adapter_dtype: bool,
+        low_cpu_mem_usage: bool,
+        state_dict: dict[str, Tensor] | None,
+    ) -> None:
         adapters = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, BaseTunerLayer))
         base = {
             name: count_values(parameter)
@@ -73,15 +91,11 @@ class MethodModel(BaseTuner):
         keep_unpacked(model, training=not config.inference_mode)
         self._sites = {site.host_path: site for site in sites}
         self._config = copy.deepcopy(config)  # the caller may change theirs
-        given, before = chosen_modules(config), config.target_modules
+        given = chosen_modules(config)
         config.target_modules = {*self._sites}
-        try:
-            super().inject_adapter(
-                model, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=low_cpu_mem_usage
-            )
-        except BaseException:
-            config.target_modules = before
-            raise
+        super().inject_adapter(
+            model, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=low_cpu_mem_usage
+        )
         # PEFT may have shortened it to common endings meanwhile
         config.target_modules = paths = shortest_names(base_model(model), sites, survey(model).with_others().sites)
         setattr(config, FILLED_IN, (paths, given))

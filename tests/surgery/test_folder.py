@@ -334,7 +334,27 @@ def loaded_by_transformers(model, tmp_path):
     model.load_adapter(tmp_path / "second", adapter_name="third")
 
 
-@pytest.mark.parametrize("history", [deleted_and_added, loaded_by_transformers])
+def refused_by_hfpatch(model, tmp_path):
+    """Its name can be given again."""
+    model.add_adapter(LoraConfig(target_modules=["q_proj"]), "first")
+    with pytest.raises(HfpatchError):
+        model.add_adapter(PreProjectionConfig(layers_to_transform=[7]), "second")
+    model.add_adapter(PreProjectionConfig(), "second")
+    with pytest.raises(HfpatchError):
+        model.add_adapter(PreProjectionConfig(layers_to_transform=[7]), "third")
+
+
+def refused_by_peft(model, tmp_path):
+    """It leaves the configuration on the model."""
+    model.add_adapter(PreProjectionConfig(), "first")
+    with pytest.raises(ValueError, match="nothing"):
+        model.add_adapter(LoraConfig(target_modules=["nothing"]), "second")
+
+
+HISTORIES = [deleted_and_added, loaded_by_transformers, refused_by_hfpatch, refused_by_peft]
+
+
+@pytest.mark.parametrize("history", HISTORIES)
 def test_a_model_with_a_history_is_saved_as_it_computes(history, tmp_path):
     model = make_model("llama")
     history(model, tmp_path)
