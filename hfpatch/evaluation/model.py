@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -20,7 +19,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import Collator, has_bos_prefix, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from hfpatch.data.tokenizer import check_tokenizer
+from hfpatch.data.tokenizer import ByteCounter, check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
@@ -221,12 +220,12 @@ class HfpatchLM(HFLM):
         """
         self.prompts.add_texts(requests)
         encoded, sizes, most = [], [], self.max_length
-        decode = partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
+        bytes_of = ByteCounter(self.tokenizer).count
         for request in requests:
             text, longest = request.args
             tokens = self.tok_encode(text)[: min(longest, most)]
             encoded.append(((text, ""), tokens[:1], tokens[1:]))
-            sizes.append(len(decode(tokens).encode("utf-8")) - len(decode(tokens[:1]).encode("utf-8")))
+            sizes.append(bytes_of(tokens) - bytes_of(tokens[:1]))
         scores = self._loglikelihood_tokens(encoded, requests)
         counts = [len(targets) for _, _, targets in encoded]
         return [(value, count, size) for (value, _), count, size in zip(scores, counts, sizes, strict=True)]

@@ -3,8 +3,10 @@ import math
 import pytest
 import torch
 from datasets import Dataset
+from lm_eval.api.instance import Instance
 
 from hfpatch.evaluation import evaluate
+from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.paper_tasks import first_documents, first_paragraphs
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -63,6 +65,17 @@ def test_paragraphs_are_cut_at_512_tokens(support, tokenizer, own_data_dir):
     ids = torch.tensor([tokenizer(text)["input_ids"][:512]])
     assert result.metrics["paragraph_perplexity"] == pytest.approx(math.exp(model(ids, labels=ids).loss), rel=1e-4)
     assert result.stderr == {}
+
+
+@pytest.mark.parametrize("longest", [1, 7, 9, 20])
+def test_bytes_are_those_of_the_predicted_tokens_within_a_character_too(taught, tokenizer, longest):
+    text = "東京 " * 3
+    assert len(tokenizer(text)["input_ids"]) == len(text.encode()) == 21  # a token is a byte
+    request = Instance("paragraph_loglikelihood", {}, (text, longest), 0, metadata=("paragraph", 0, 1))
+    scorer = HfpatchLM(taught, tokenizer=tokenizer)
+    scorer.left_out = {}
+    ((_, tokens, size),) = scorer.paragraph_loglikelihood([request])
+    assert tokens == size == longest - 1
 
 
 def test_only_the_first_500_documents_and_300_lines_count():
