@@ -108,18 +108,16 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int, modules: 
     all positions are computed.
     """
     # what the configuration says
-    obstacle, config = None, model.config.get_text_config()
+    config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each type of layer
     changing = [kind for kind in kinds if kind.get("rope_type") in _CHANGING_ROPE]
     originals = [kind.get("original_max_position_embeddings") for kind in changing]
     lengths = [*originals, config.max_position_embeddings] if changing else []
     if (keys := min(_limits(model, _SELECTED_KEYS), default=longest)) < longest:
-        obstacle = f"its attention selects {keys} keys"
-    elif (original := min(filter(None, lengths), default=longest)) < longest:
-        obstacle = f"its rotary frequencies change beyond {original} tokens"
-    if obstacle is not None:
-        return Padding(obstacle)
+        return Padding(f"its attention selects {keys} keys")
+    if (original := min(filter(None, lengths), default=longest)) < longest:
+        return Padding(f"its rotary frequencies change beyond {original} tokens")
 
     # the trials
     if longest == 1:
