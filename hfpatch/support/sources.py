@@ -4,14 +4,14 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from hfpatch.support.distributions import python_files
 from hfpatch.support.files import sha256_file
 
 
 def _hash(parts: Iterable[str]) -> str:
     """Return the SHA-256 of sources of hfpatch: files and packages below it."""
     package = Path(__file__).parents[1]
-    paths = [package / part for part in parts]
-    files = sorted({file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))})
+    files = sorted({file for part in parts for file in python_files(package / part)})
     listing = "\n".join(f"{file.relative_to(package).as_posix()} {sha256_file(file)}" for file in files)
     return hashlib.sha256(listing.encode()).hexdigest()
 

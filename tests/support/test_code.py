@@ -52,7 +52,7 @@ SAME = {
     "lines": ("SCALE = 0.5", "\n\n\nSCALE = 0.5"),
     "order of imports": ("import functools\n\nimport torch", "import torch, functools"),
     "unused import": ("import torch", "import math\nimport torch"),
-    "definition above": ("\n\nclass Method", "\n\nclass Other:\n    pass\n\n\nclass Method"),
+    "definition above": ("\n\nclass Method", "\n\n@functools.cache\ndef other():\n    return 1\n\n\nclass Method"),
 }
 
 
