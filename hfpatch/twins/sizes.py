@@ -81,12 +81,18 @@ DROPOUTS = {
     "router_jitter_noise",
 }  # fmt: skip
 
+SECTIONED = {  # times, rows and columns turn some frequencies each, also where the configuration lists no numbers
+    "ernie4_5_vl_moe_text", "glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text", "paddleocr_vl_text",
+    "qwen2_5_omni_talker", "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text",
+}  # fmt: skip
+
 Values = dict[str, Any]
 HIDDEN, HEADS, HEAD = SIZES["hidden_size"], SIZES["num_attention_heads"], SIZES["head_dim"]
 
 
 def correct(model_type: str, values: Values) -> None:
     """Correct small values, in place, where those of a type depend on each other."""
+    _fit_frequencies(model_type, values)
     match model_type:
         case "bamba" | "mllama" | "mllama_text_model":  # layers of a kind are listed by index: the second one alone
             name = "attn_layer_indices" if model_type == "bamba" else "cross_attention_layers"
@@ -97,11 +103,6 @@ def correct(model_type: str, values: Values) -> None:
             tower.head_dim = tower.hidden_size // tower.num_attention_heads
             for local in (values["encoder_config"], values["decoder_config"]):
                 local.hidden_size_global = tower.hidden_size
-        case "cohere_compass_text" | "qwen2_vl_text" | "qwen2_5_vl_text":
-            # times, rows and columns turn a part of the rotary frequencies each: half a head; of all kinds of layers
-            of_kinds = [rope for rope in values["rope_parameters"].values() if isinstance(rope, dict)]
-            for rope in of_kinds or [values["rope_parameters"]]:
-                rope["mrope_section"] = [3, 3, 2]
         case "dbrx":  # sizes of the attention in a configuration of its own
             values["attn_config"].kv_n_heads = HEADS // 2
             values["attn_config"].rope_theta = 10_000.0
@@ -165,3 +166,16 @@ def correct(model_type: str, values: Values) -> None:
             }
         case "zaya":
             values["num_experts_per_tok"] = 1
+
+
+def _fit_frequencies(model_type: str, values: Values) -> None:
+    """Correct what rotary embeddings list of their frequencies, which are half the turned part of a head."""
+    head = values.get("qk_rope_head_dim") or values.get("head_dim") or HEAD
+    rope = values.get("rope_parameters") or {}
+    for part in [part for part in rope.values() if isinstance(part, dict)] or [rope]:  # of every kind of layers
+        frequencies = int(head * (part.get("partial_rotary_factor") or 1)) // 2
+        for name in {"short_factor", "long_factor"} & part.keys():
+            part[name] = part[name][:frequencies]
+        if part.get("mrope_section") or model_type in SECTIONED:
+            axes = len(part.get("mrope_section") or "thw")
+            part["mrope_section"] = [len(range(axis, frequencies, axes)) for axis in range(axes)]

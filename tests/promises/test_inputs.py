@@ -17,7 +17,7 @@ from hfpatch.promises import run
 from hfpatch.promises.inputs import BATCH, FRAMES, LENGTH, example_inputs, forward, no_random_layers
 from hfpatch.sites import survey
 from hfpatch.surgery.model_class import load_model
-from hfpatch.twins import random_model, shrink
+from hfpatch.twins import random_model, shrink, twin
 
 ALL = list(run.PROMISES)
 CAUSAL, CACHE, PADDING, REACHED = (
@@ -73,6 +73,23 @@ def test_the_promises_hold_on_models_of_every_kind(kind, method):
     assert report.changed == changed
     measured = {verdict.promise: verdict.measured for verdict in report.verdicts}
     assert {name for name in (CAUSAL, CACHE, PADDING) if measured[name].startswith("does not apply")} == absent
+
+
+SECTIONED = [
+    "Cosmos3EdgeForConditionalGeneration", "Ernie4_5_VLMoeForConditionalGeneration", "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration", "GlmImageModel", "GlmOcrForConditionalGeneration",
+    "PaddleOCRVLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+    "Qwen2_5OmniThinkerForConditionalGeneration",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [SKIP, NonlinearQueryConfig()], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("name", [name for name in SECTIONED if hasattr(t, name)])
+def test_the_promises_hold_where_times_rows_and_columns_turn_some_frequencies_each(name, method):
+    kind = getattr(t, name)
+    report = hfpatch.check(twin(kind.config_class(), kind), method)
+    assert report.passed, str(report)
 
 
 @pytest.mark.parametrize("kind", ["encoder", "vision", "speech to text"])

@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 import torch
+import transformers
 from families import FAMILIES, make_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
+    CONFIG_MAPPING,
     DeepseekV3Config,
     Gemma3nTextConfig,
     GPTNeoXConfig,
@@ -21,6 +23,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch
 from hfpatch.recipes.models import ScratchSettings
 from hfpatch.sites import find_sites
+from hfpatch.surgery.model_class import own_class
 from hfpatch.twins import random_model, shrink, twin
 
 PARAMETERS = 1_000_000
@@ -78,6 +81,51 @@ def test_a_latent_query_and_shared_keys_and_values_stay():
     targets = [set(site.projections) for site in find_sites(twin(Gemma3nTextConfig()))]
     assert {"query"} in targets
     assert {"query", "key", "value"} in targets
+
+
+BIG, ROPE = {"hidden_size": 2048, "num_attention_heads": 16}, {"rope_type": "default", "rope_theta": 1e6}
+SECTIONED = [  # times, rows and columns turn some of the rotary frequencies each
+    "ernie4_5_vl_moe", "glm4v", "glm4v_moe", "glm_image", "glm_ocr", "paddleocr_vl", "qwen2_5_omni_thinker",
+    "qwen2_5_vl", "qwen2_vl",
+]  # fmt: skip
+LISTED = {
+    "cohere_compass_text": {**BIG, "rope_parameters": {"full_attention": {**ROPE, "mrope_section": [24, 20, 20]}}},
+    "cosmos3_edge": {},
+    "glm4v_moe_text": {**BIG, "rope_parameters": {**ROPE, "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}},
+    "hunyuan_vl_text": {"head_dim": 128, "rope_parameters": {**ROPE, "mrope_section": [16, 16, 16, 16]}},
+    "paddleocr_vl_text": {"head_dim": 128, "rope_parameters": {**ROPE, "mrope_section": [16, 24, 24]}},
+    "qwen3_5_text": {"head_dim": 256, "rope_parameters": {**ROPE, "mrope_section": [11, 11, 10]}},
+    "qwen3_vl_text": {"rope_parameters": {**ROPE, "mrope_section": [24, 20, 20]}},
+}
+
+
+@pytest.mark.parametrize("case", [*SECTIONED, *LISTED])
+def test_the_sections_of_the_rotary_frequencies_fit_the_heads(case):
+    config = CONFIG_MAPPING[case](**LISTED.get(case, {}))
+    made = shrink(config).get_text_config(decoder=True)
+    rope = made.rope_parameters.get("full_attention", made.rope_parameters)
+    turned = (getattr(made, "head_dim", None) or 16) * rope.get("partial_rotary_factor", 1)
+    assert 2 * sum(rope["mrope_section"]) == turned
+    assert max(rope["mrope_section"]) - min(rope["mrope_section"]) <= 1
+    of_text = {"paddleocr_vl_text": transformers.PaddleOCRTextModel}
+    model = twin(config, of_text.get(case, own_class(config)))
+    assert model(input_ids=torch.arange(3, 21).reshape(2, 9))[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("case", "count", "partial", "options"),
+    [
+        ("llama", 64, 1.0, {}), ("phi3", 48, 1.0, {"num_attention_heads": 32}), ("minicpm3", 16, 1.0, {}),
+        ("phi3", 48, 0.75, {"num_attention_heads": 24}),
+    ],
+)  # fmt: skip
+def test_factors_of_the_rotary_frequencies_fit_the_heads(case, count, partial, options):
+    factors = {"short_factor": [1.0] * count, "long_factor": [1.0 + index for index in range(count)]}
+    rope = {**ROPE, "rope_type": "longrope", "original_max_position_embeddings": 4096, **factors}
+    rope |= {"partial_rotary_factor": partial}
+    config = CONFIG_MAPPING[case](**options, max_position_embeddings=131072, rope_parameters=rope)
+    assert twin(config)(torch.arange(3, 12)[None]).logits.isfinite().all()
+    assert len(config.rope_parameters["long_factor"]) == count
 
 
 def test_the_same_seed_gives_the_same_weights_none_of_them_zero_or_one_throughout():
