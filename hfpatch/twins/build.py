@@ -135,10 +135,10 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
 def _small(name: str, value: Any, total: int, layers: Sequence[int]) -> Any:
     if isinstance(value, PreTrainedConfig):
         return shrink(value)
-    if name == "per_layer_config":  # exceptions of single layers: sizes twice those of the others
+    if name == "per_layer_config":  # exceptions of single layers: sizes twice those of the others, or fewer heads
         changes = {new: value[old] for new, old in enumerate(layers) if old in value}
-        doubled = {key: 2 * size for key, size in SIZES.items()}
-        return {index: {key: doubled.get(key, old) for key, old in change.items()} for index, change in changes.items()}
+        sizes = {key: 2 * size for key, size in SIZES.items()} | {"num_key_value_heads": 1}
+        return {index: {key: sizes.get(key, old) for key, old in change.items()} for index, change in changes.items()}
     if name in LAYER_COUNTS and isinstance(value, int):
         return len(layers)
     if isinstance(value, list | tuple) and len(value) == total and total > 0:

@@ -27,7 +27,7 @@ SIZES = {
     # latent attention and its indexers
     "q_lora_rank": 24, "kv_lora_rank": 16, "o_lora_rank": 16, "o_groups": 2, "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8, "qk_head_dim": 24, "v_head_dim": 16, "index_head_dim": 16, "index_n_heads": 4,
-    "index_topk": 4, "index_topk_blocks": 4, "index_block_size": 4, "gated_norm_rank": 8,
+    "index_topk": 4, "index_topk_blocks": 4, "index_block_size": 4, "index_kpool": 2, "gated_norm_rank": 8,
     "indexer_n_heads": 4, "indexer_head_dim": 32, "indexer_budget": 8, "indexer_compress_ratio": 2,
     # feed-forward layers and experts
     "intermediate_size": 96, "ffn_dim": 96, "dim_ff": 96, "dff": 96, "d_inner": 96, "ffn_hidden_size": 96,
@@ -56,9 +56,9 @@ SIZES = {
     "expert_layer_offset": 1,
     # encoders, vision and speech
     "dim": 64, "embed_dim": 64, "d_embed": 64, "encoder_hidden_size": 64, "out_hidden_size": 64, "output_dim": 64,
-    "output_hidden_size": 64, "projection_dim": 64, "text_embed_dim": 64, "vision_embed_dim": 64,
-    "vision_hidden_size": 64, "d_kv": 16, "d_ff": 96, "hidden_dim": 96, "mlp_dim": 96, "depth": LAYERS,
-    "n_layers": LAYERS, "image_size": 32, "patch_size": 8, "temporal_patch_size": 1, "num_frames": 4,
+    "output_hidden_size": 64, "projection_dim": 64, "text_embed_dim": 64, "text_hidden_size": 64,
+    "vision_embed_dim": 64, "vision_hidden_size": 64, "d_kv": 16, "d_ff": 96, "hidden_dim": 96, "mlp_dim": 96,
+    "depth": LAYERS, "n_layers": LAYERS, "image_size": 32, "patch_size": 8, "temporal_patch_size": 1, "num_frames": 4,
     "num_mel_bins": 16, "max_source_positions": 64, "num_codevector_groups": 2, "codevector_dim": 16,
     "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "context_length": 64, "prediction_length": 8,
     "num_queries": 6, "num_query_tokens": 6,
@@ -70,7 +70,7 @@ SIZES = {
 
 SWITCHES = {  # zero turns these off and stays zero
     "shared_intermediate_size", "num_shared_experts", "n_shared_experts", "moe_num_shared_experts",
-    "first_k_dense_replace",
+    "first_k_dense_replace", "qk_rope_head_dim",
 }  # fmt: skip
 
 DROPOUTS = {
@@ -147,6 +147,8 @@ def correct(model_type: str, values: Values) -> None:
             values["head_dim"] = SIZES["qk_rope_head_dim"]
         case "mamba2":
             values["head_dim"] = 2 * HIDDEN // HEADS
+        case "mistral4":  # the turned part of a head is that of the latent attention
+            values["rope_parameters"]["partial_rotary_factor"] = SIZES["qk_rope_head_dim"] / SIZES["qk_head_dim"]
         case "recurrent_gemma":  # one turn of its pattern
             values["num_hidden_layers"] = 3
         case "reformer":  # positions factor in two axes, on which the hidden state is split

@@ -128,6 +128,18 @@ def test_factors_of_the_rotary_frequencies_fit_the_heads(case, count, partial, o
     assert len(config.rope_parameters["long_factor"]) == count
 
 
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ("mistral4", {}), ("glm5_next_text", {}), ("inkling2", {}), ("embedding_gemma2_text", {}),
+        ("gemma4_text", {"num_attention_heads": 32, "num_global_key_value_heads": 4, "attention_k_eq_v": True}),
+    ],
+)  # fmt: skip
+def test_sizes_that_depend_on_each_other_fit(case, options):
+    config = CONFIG_MAPPING[case](**options)
+    assert twin(config, own_class(config))(input_ids=torch.arange(3, 12)[None])[0].isfinite().all()
+
+
 def test_the_same_seed_gives_the_same_weights_none_of_them_zero_or_one_throughout():
     state = torch.get_rng_state()
     first, second, other = (twin(GPTNeoXConfig(), seed=seed).state_dict() for seed in (1, 1, 2))
