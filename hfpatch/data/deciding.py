@@ -268,15 +268,9 @@ def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Itera
                     )
             nothing = np.zeros(len(digests), np.bool_)
             groups = None if settings.group is None else number_groups(names)
+            held = settings.held_out or 0
             candidates.append(
-                Candidates(
-                    settings.source,
-                    Digests.of(digests),
-                    ~nothing,
-                    nothing,
-                    held_out=settings.held_out or 0,
-                    groups=groups,
-                )
+                Candidates(settings.source, Digests.of(digests), ~nothing, nothing, held_out=held, groups=groups)
             )
         chosen, _ = choose_documents(candidates, NOTHING, seed=sources[0][1].seed)
         held_out = [
