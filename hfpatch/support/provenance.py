@@ -102,9 +102,9 @@ def command_line(arguments: list[str]) -> str:
     """Return the command to type again, with ``~`` for the home folder and without the program's folder."""
     program = Path(arguments[0])
     name = "python -m hfpatch" if program.name == "__main__.py" else program.name
-    home = str(Path.home())
-    rest = [word.replace(home, "~", 1) if word.startswith(home + os.sep) else word for word in arguments[1:]]
-    return " ".join([name, *(shlex.quote(word) if not word.startswith("~") else word for word in rest)])
+    home = str(Path.home()) + os.sep
+    words = [(word.removeprefix(home), word.startswith(home)) for word in arguments[1:]]
+    return " ".join([name, *(f"~/{shlex.quote(rest)}" if at_home else shlex.quote(rest) for rest, at_home in words)])
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -40,6 +40,7 @@ def test_command_versions_and_processor(tmp_path):
     assert command_line(["/any/bin/hfpatch", "compare", "a b.yaml", "--out", f"{home}/runs"]) == (
         "hfpatch compare 'a b.yaml' --out ~/runs"
     )
+    assert command_line(["hfpatch", "eval", f"{home}/my runs", "~a"]) == "hfpatch eval ~/'my runs' '~a'"
     assert command_line(["/any/hfpatch/__main__.py", "eval"]) == "python -m hfpatch eval"
     versions = installed_versions()
     assert versions["torch"] == torch.__version__  # with its build, which the package index does not name
