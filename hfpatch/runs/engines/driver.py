@@ -41,8 +41,6 @@ TRIES = 3
 """How often a unit is begun whose workers end before it does: chance ends one twice, hardly three times."""
 GRACE_S = 8.0
 """How long workers may take to save a checkpoint when the command is interrupted: schedulers kill after ten seconds."""
-SAY_WAITING_S = 60.0
-"""How often it is said that there is no worker yet."""
 
 
 @contextmanager
@@ -137,7 +135,6 @@ class _Dispatch:
         self.reasons: dict[int, str] = {}  # how workers ended, by their seats
         self.began = set[int]()  # the seats of workers that have begun a unit
         self.slots = list(range(workers.most or self.open))  # for more workers
-        self.waiting_since = time.monotonic()
 
     def run(self) -> None:
         """Complete all units that can be."""
@@ -147,7 +144,6 @@ class _Dispatch:
         try:
             self._publish()
             self.progress.opened(self.workers.description, self.open)
-            self.progress.preparing("workers start: each loads its libraries and the base")
             with watch_sigterm() as sigterm:
                 while self.entries:
                     if sigterm.asked:
@@ -220,11 +216,8 @@ class _Dispatch:
         while self.slots and len(self.started) < (self.open if self.workers.most else len(self.entries)):
             seat, slot = len(self.started) + len(self.reasons), self.slots.pop(0)
             self.started[seat] = slot, self.workers.start(self.job, seat, slot)
-        if not all(entry.waits for entry in self.entries.values()):
-            self.waiting_since = time.monotonic()
-        elif time.monotonic() - self.waiting_since > SAY_WAITING_S:
-            self.waiting_since = time.monotonic()
-            self.progress.preparing("waiting: no machine has free devices for a run yet")
+            if all(entry.waits for entry in self.entries.values()):
+                self.progress.preparing("workers start: each loads its libraries and the base, once it has its devices")
 
     def _read(self, number: int) -> None:
         """Read what became of a unit in the queue, show it, and let the unit wait again if its worker has ended."""
