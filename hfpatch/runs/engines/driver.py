@@ -7,7 +7,7 @@ import shutil
 import time
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -111,13 +111,22 @@ class Engine:
                 queues.parent.rmdir()
 
 
+@dataclass
+class _Seat:
+    """A worker of one execution, whom its units name by the number of those that were started before."""
+
+    worker: Worker
+    slot: int  # its share of the devices
+    has_begun: bool = False  # a unit
+    reason: str | None = None  # how it has ended
+
+
 class _Dispatch:
     """One execution of a plan by workers: ready units go into a queue, and what becomes of them is read there.
 
     A unit that fails is reported in the end, after all units that do not need it. One whose worker ends before it does
     waits again, for a worker that continues from its checkpoint. No worker takes the slot of one that ended before it
-    began a unit. Units are called by their numbers in the plan, workers by their seats: how many were started before
-    them.
+    began a unit. Units are called by their numbers in the plan.
     """
 
     def __init__(self, session: TrainEvalSession, workers: Processes | RayTasks, queue: Path) -> None:
@@ -131,9 +140,7 @@ class _Dispatch:
         self.open = len(self.units)  # neither complete nor failed
         self.failures: list[str] = []
         self.entries: dict[int, Entry] = {}  # of the units in the queue, as they were last read
-        self.started: dict[int, tuple[int, Worker]] = {}  # workers and their slots, by their seats
-        self.reasons: dict[int, str] = {}  # how workers ended, by their seats
-        self.began = set[int]()  # the seats of workers that have begun a unit
+        self.seats: list[_Seat] = []
         self.slots = list(range(workers.most or self.open))  # for more workers
 
     def run(self) -> None:
@@ -159,12 +166,12 @@ class _Dispatch:
             # End all workers; those at work may save a checkpoint first
             (self.queue / OPEN).unlink(missing_ok=True)
             deadline, at_work = time.monotonic() + GRACE_S, {entry.seat for entry in self.entries.values()}
-            leaving = [worker for seat, (_, worker) in self.started.items() if seat in at_work]
+            leaving = [seat.worker for number, seat in enumerate(self.seats) if number in at_work]
             with suppress(Exception, KeyboardInterrupt):  # Ray may be gone; whoever interrupts twice does not wait
                 while time.monotonic() < deadline and any(worker.ended() is None for worker in leaving):
                     time.sleep(PAUSE_S)
-            for _, worker in self.started.values():
-                worker.end()
+            for seat in self._taken():
+                seat.worker.end()
             for number in self.entries:
                 if (entry := Entry.find(self.queue / f"{number}.json")) is not None:  # perhaps begun since
                     remove_lost(self.session.plan.out, self.units[number].work_lock, entry.lock)
@@ -192,30 +199,33 @@ class _Dispatch:
                     error = str(problem)
                 self._end(number, error)
 
-    def _ended(self) -> dict[int, int]:
-        """Return the slots of workers that have ended since the last call, by their seats."""
-        slots = {}
-        for seat, (slot, worker) in list(self.started.items()):
-            if (reason := worker.ended()) is not None:
-                worker.end()
-                del self.started[seat]
-                self.reasons[seat], slots[seat] = reason, slot
-        return slots
+    def _taken(self) -> list[_Seat]:
+        """Return the workers that have not ended."""
+        return [seat for seat in self.seats if seat.reason is None]
 
-    def _start(self, ended: Mapping[int, int]) -> None:
+    def _ended(self) -> list[_Seat]:
+        """Return the workers that have ended since the last call."""
+        taken = self._taken()
+        for seat in taken:
+            if (reason := seat.worker.ended()) is not None:
+                seat.worker.end()
+                seat.reason = reason
+        return [seat for seat in taken if seat.reason is not None]
+
+    def _start(self, ended: list[_Seat]) -> None:
         """Start workers while there are units and slots for them.
 
         Raises:
             HfpatchError: if none is left, and the last ones ended before they began a unit.
         """
-        self.slots += [slot for seat, slot in ended.items() if seat in self.began]
-        if failed := [self.reasons[seat] for seat in ended if seat not in self.began]:
-            if self.entries and not self.started and not self.slots and len(failed) == len(ended):
+        self.slots += [seat.slot for seat in ended if seat.has_begun]
+        if failed := [seat.reason for seat in ended if not seat.has_begun]:
+            if self.entries and not self._taken() and not self.slots:
                 raise HfpatchError(f"workers cannot be started ({failed[-1]})")
             warnings.warn(f"fewer workers are left: one ended before it began a run ({failed[-1]})", stacklevel=2)
-        while self.slots and len(self.started) < (self.open if self.workers.most else len(self.entries)):
-            seat, slot = len(self.started) + len(self.reasons), self.slots.pop(0)
-            self.started[seat] = slot, self.workers.start(self.job, seat, slot)
+        while self.slots and len(self._taken()) < (self.open if self.workers.most else len(self.entries)):
+            slot = self.slots.pop(0)
+            self.seats.append(_Seat(self.workers.start(self.job, len(self.seats), slot), slot))
             if all(entry.waits for entry in self.entries.values()):
                 self.progress.preparing("workers start: each loads its libraries and the base, once it has its devices")
 
@@ -226,10 +236,9 @@ class _Dispatch:
         self.entries[number] = entry
         if entry.attempts > before.attempts:
             shown = {}
-            self.began.add(entry.seat)
+            self.seats[entry.seat].has_begun = True
             self.progress.placed(name, unit.action, entry.node)
-        if not entry.ended and entry.seat not in (-1, *self.started):
-            reason = self.reasons[entry.seat]
+        if not (entry.ended or entry.waits) and (reason := self.seats[entry.seat].reason) is not None:
             remove_lost(self.session.plan.out, unit.work_lock, entry.lock)
             if entry.attempts == TRIES:
                 self._end(number, f"{name}: its worker ended {TRIES} times before it did ({reason})")
