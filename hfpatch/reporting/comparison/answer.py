@@ -140,7 +140,13 @@ def _sentence(results: ComparisonResults, verdict: Verdict) -> Finding:
         text = f"is {size} {side} {other}{ends}"
     if verdict.tone == "undecided":
         needs = needs_text(verdict)
-        why = f" ({verdict.why})" if verdict.why else f"; {needs} would decide it" if needs else ""
+        why = (
+            f" ({verdict.why})"
+            if verdict.why
+            else f"; at this difference, {needs} would decide it in 80 % of cases"
+            if needs
+            else ""
+        )
         text += f": undecided{why}. {_alone(results, verdict)}".rstrip(". ")
     elif verdict.tone == "same":
         text += f": {outcome.verb}{outcome.within}"

@@ -45,8 +45,12 @@ _LOOKS: dict[Tone, tuple[str, str, str]] = {  # colour, marker and the face of t
     "not tested": (GREY, "x", GREY),
 }
 EXPLORATORY, TRIED = "†", "‡"
-FOOTNOTES = {EXPLORATORY: "†: exploratory.", TRIED: "‡: at the rates tried."}
-"""The marks of a secondary outcome, and of one that another learning rate may turn, with their footnotes."""
+FOOTNOTES = {
+    EXPLORATORY: "†: exploratory.",
+    TRIED: "‡: at the rates tried.",
+    "(needs ": "Needed is what decides in 80 % of cases at the difference seen.",
+}
+"""The footnotes of a secondary outcome, of one that another learning rate may turn, and of an undecided one."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import fmean
 
+from hfpatch.errors import listed
+from hfpatch.reporting.comparison.forest import FOOTNOTES
 from hfpatch.reporting.document import Cell, Column, Filter, Row, Table
 from hfpatch.reporting.facts import settings_text
 from hfpatch.reporting.numbers import (
@@ -16,7 +18,9 @@ from hfpatch.reporting.numbers import (
     decimal,
     diverged_text,
     documents_text,
+    gain_of,
     interval_of,
+    margin_text,
     metric_text,
     p_text,
     part_text,
@@ -110,8 +114,17 @@ def difference_table(results: ComparisonResults) -> Table:
     absent = sum(row.page_only for row in rows)
     rows += [_difference_row(results, pair, asked[pair.pair], True) for pair in others]
     sizes = {verdict.question: verdict.family for verdict in decided if verdict.family}
-    families = ", ".join(f"{_question(results, question)} {size}" for question, size in sizes.items())
-    tests = f" Tests of each question: {families}." if sizes else ""
+    margins: dict[str, dict[str, None]] = {}
+    for verdict in decided:
+        if margin := margin_text(verdict, gain_of(results, verdict)):
+            margins.setdefault(verdict.question, {})[margin] = None
+    families = ", ".join(
+        f"{_question(results, question)} {size}"
+        + (f" (margin {listed(list(margins[question]))})" if question in margins else "")
+        for question, size in sizes.items()
+    )
+    levels = "The level of a question is 5 %, that of a corrected interval 1 − level in results.csv."
+    tests = f" Tests of each question: {families}. {levels}" if sizes else ""
     left_out = [f"{absent} that are in the answer or not decided"] * bool(absent)
     left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
     more = f" Markdown leaves out {', and '.join(left_out)}; the page and results.csv have all."
@@ -133,6 +146,7 @@ def difference_table(results: ComparisonResults) -> Table:
         caption=f"{minus}{tests}{more if left_out else ''}",
         heading=False,
         search=True,
+        footnotes=FOOTNOTES,
         filters=(
             Filter("question", "Question", tuple(dict.fromkeys(_question(results, pair.question) for pair in decided))),
             Filter("measure", "Measure", measures),

@@ -68,10 +68,11 @@ SITUATIONS = {
     "equivalent": ({"difference": 0.05, "half": 0.1, "p": 0.5, "margin": 0.6}, "same",
                    r".* behind lora \[−\d.*\]: equivalent within 3\.16 %\.", r"equivalent within 3.16 % −0.26 % "),
     "undecided": ({"difference": 0.3, "half": 0.4, "p": 0.2, "tests": 2}, "undecided",
-                  r".*: undecided; \d+ documents would decide it\.", "lora: undecided (needs"),
+                  r".*: undecided; at this difference, \d+ documents would decide it in 80 % of cases\.",
+                  "lora: undecided (needs"),
     # of a perplexity of 19: 0.89 and 0.01
     "alone": ({"difference": 0.45, "half": 0.1, "p": 0.045, "tests": 2, "seed_error": 0.1, "low": 0.01, "high": 0.89},
-              "undecided", r".*2\.4 % .* behind lora \[−.*\]: undecided; \d+ seeds.* would decide it\. "
+              "undecided", r".*2\.4 % .* behind lora \[−.*\]: undecided; .*\d+ seeds.* would decide it.*\. "
               r"Alone, its 95 % interval \[−4\.7, −0\.1\] excludes 0\.", "lora: undecided (needs"),
     "one seed": ({"difference": -2.0, "half": 0.2, "errors": [[0.1, 100]], "seeds": 1}, "undecided",
                  r"[^[]*\[[^[]*: undecided \(one seed\)\. The interval excludes 0\.", "undecided (one seed)"),
@@ -107,15 +108,19 @@ def test_the_first_sentence_and_the_differences_say_the_same(asked):
     assert lead(asked(-2.0, 0.2)) == f"On {TEXT} (word perplexity), {SKIP} beats lora."
     assert lead(asked(2.0, 0.2)) == f"On {TEXT} (word perplexity) no method is shown to be better than lora."
     same = asked(0.05, 0.1, p=0.5, margin=0.6)
-    outcomes = {(row.cells[0].lines, row.keys["task"]): str(row.cells[-1]) for row in difference_table(same).rows}
+    table = difference_table(same)
+    assert "is it better? 1 (margin 3.16 %), " in table.caption
+    assert "The level of a question is 5 %" in table.caption
+    outcomes = {(row.cells[0].lines, row.keys["task"]): str(row.cells[-1]) for row in table.rows}
     assert outcomes[(SKIP, "lora"), (TEXT,)] == "equivalent within 3.16 %"
 
 
 def test_the_headline_explains_the_marks_that_it_has_and_no_others(asked, raw, build):
-    words = {"[": "[Intervals]", "×": "× is over", "†": "†:", "‡": "‡:"}
+    words = {"[": "[Intervals]", "×": "× is over", "†": "†:", "‡": "‡:", "(needs ": "80 % of cases"}
     shown = set()
     untested = build({"schema": 2, "kind": "comparison", "name": "x", "methods": raw["methods"]})
-    for results in (asked(-2.0, 0.2), asked(0.05, 0.1, p=0.5, keep=["lora"]), build(raw | {"questions": []}), untested):
+    decided = asked(-2.0, 0.2), asked(0.05, 0.1, p=0.5, keep=["lora"])
+    for results in (*decided, asked(0.3, 0.4, p=0.2, tests=2), build(raw | {"questions": []}), untested):
         table = headline_table(results)
         cells = " ".join(str(cell) for row in table.rows for cell in row.cells)
         explained = {mark for mark, word in words.items() if word in table.explained}
