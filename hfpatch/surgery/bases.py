@@ -308,8 +308,8 @@ def locate(name: str, revision: str | None = None) -> tuple[str, Path | None]:
     """Return the argument of ``from_pretrained`` for a base's name, and the GGUF file to read there, if it is one.
 
     Raises:
-        HfpatchError: if it is a tinyworld name or a file that does not exist, a folder without a model, or a folder or
-            tinyworld with a revision.
+        HfpatchError: if it is a tinyworld name or a file that does not exist, a file or folder without a model, or a
+            folder or tinyworld with a revision.
     """
     _require_hub(name, revision)
     if (file := find_gguf(name, revision)) is not None:
@@ -324,6 +324,8 @@ def locate(name: str, revision: str | None = None) -> tuple[str, Path | None]:
             f"model folder {name!r} has no config.json; give the folder of a model (a run's is "
             f"{MODELS_OF_RUN}); a patch (a run's is {PATCHES_OF_RUN}) goes with --patch of eval and inspect"
         )
+    if folder.is_file():
+        raise HfpatchError(f"model {name!r} is a file; give the folder of a model, a hub id or a .gguf file")
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise HfpatchError(f"model folder {name!r} does not exist")
     return name, None

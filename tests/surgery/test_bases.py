@@ -115,6 +115,7 @@ def test_a_model_that_is_not_there_while_offline(hub_cache, no_network, name, re
         ),
         ("{saved}", {"dtype": torch.int8}, "dtype='int8' is not one of"),
         ("some/model", {"dtype": "floating16"}, r"dtype='floating16' is not one of .*did you mean 'float16'"),
+        ("{saved}/config.json", {}, r"config.json' is a file; give the folder of a model"),
         ("{empty}", {}, r"no config.json; .* runs/\*/seed-\*/model\); a patch .* with --patch"),
     ],
 )
