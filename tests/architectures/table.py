@@ -128,15 +128,18 @@ def by_reason(words):
 
 
 def methods_section(words_of):
-    """Return the section with an item for each check, and in it one for each word but ``yes``."""
-    lines = []
+    """Return the section with an item for each check, and one for each word but ``yes``, with its checks."""
+    lines, exceptions = [], {}
     for name, words in words_of.items():
         counted = "one in every block" if name == "attention" else f"works on {works(words)} types"
         if name == "linear pre-projection":
             counted += f", folds on {works({case: w for case, w in words.items() if 'does not fold' not in w})}"
         lines.append(f"- **{name}**: {counted}")
         others = {case: word for case, word in words.items() if word != "yes" and case not in REFUSED}
-        lines += [f"    {item}" for item in by_reason(others)]
+        for item in by_reason(others):
+            exceptions.setdefault(item, []).append(name)
+    lines += ["", "Exceptions, with the items of this list that they belong to:", ""]
+    lines += [f"{item} ({', '.join(f'*{name}*' for name in names)})" for item, names in exceptions.items()]
     return METHODS + "\n".join(lines) + "\n"
 
 
@@ -162,8 +165,9 @@ def read():
         if name := re.match(r"- \*\*(.+)\*\*: ", line):
             words = words_of[name[1]] = dict.fromkeys(cases, "yes")
             words |= {case: f"refused: {why}" for case, why in REFUSED.items()}
-        elif item := re.match(r"    - (`[^:]+`): (.+)", line):
-            words |= dict.fromkeys(re.findall(r"`([^`]+)`", item[1]), item[2])
+        elif item := re.match(r"- (`[^:]+`): (.+) \((\*.+\*)\)", line):
+            for name in re.findall(r"\*([^*]+)\*", item[3]):
+                words_of[name] |= dict.fromkeys(re.findall(r"`([^`]+)`", item[1]), item[2])
     return words_of
 
 
