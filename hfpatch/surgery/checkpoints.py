@@ -47,8 +47,9 @@ def disable_checkpoints(model: nn.Module) -> None:
 def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, **options: Any) -> None:
     """Save a patched model's adapters so that ``load_patch`` and Trainer's ``resume_from_checkpoint`` restore them.
 
-    One adapter is saved as transformers saves it, a PEFT adapter folder; several are saved as ``save_patch`` does. Each
-    adapter is one safetensors file, as PEFT reads it, whatever ``max_shard_size`` and ``safe_serialization`` say.
+    One adapter is saved as transformers saves it, a PEFT adapter folder; several, or one that is not active, as
+    ``save_patch`` does. Each adapter is one safetensors file, as PEFT reads it, whatever ``max_shard_size`` and
+    ``safe_serialization`` say.
 
     Raises:
         HfpatchError: if a trained tensor is not in the files, the patch is scaled, merged, offloaded or sharded, or
@@ -62,7 +63,7 @@ def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, 
     sharded = "state_dict" in options
     if not sharded:
         require_values(model)
-    if len(names) == 1:
+    if len(names) == 1 and model.active_adapters():  # transformers saves the active one
         type(model).save_pretrained(model, directory, is_main_process=is_main_process, **options)
         if is_main_process and not sharded:
             written = Counter(map(tensor_identity, read_tensors(directory).values()))

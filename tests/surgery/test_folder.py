@@ -326,6 +326,14 @@ def deleted_and_added(model, tmp_path):
     model.set_adapter(["second", "third"])
 
 
+def deleted_and_none_is_active(model, tmp_path):
+    hfpatch.patch(model, [LoReFTConfig(layers_to_transform=[0]), NonlinearQueryConfig(rank=3)])
+    model.set_adapter("loreft")
+    model.delete_adapter("loreft")
+    model.save_pretrained(tmp_path / "saved")
+    hfpatch.load_patch(make_model("llama"), tmp_path / "saved")
+
+
 def loaded_by_transformers(model, tmp_path):
     """It activates the new adapter in the layers of its own kind alone."""
     model.add_adapter(LoReFTConfig(), "first")
@@ -351,7 +359,7 @@ def refused_by_peft(model, tmp_path):
         model.add_adapter(LoraConfig(target_modules=["nothing"]), "second")
 
 
-HISTORIES = [deleted_and_added, loaded_by_transformers, refused_by_hfpatch, refused_by_peft]
+HISTORIES = [deleted_and_added, deleted_and_none_is_active, loaded_by_transformers, refused_by_hfpatch, refused_by_peft]
 
 
 @pytest.mark.parametrize("history", HISTORIES)
@@ -361,6 +369,15 @@ def test_a_model_with_a_history_is_saved_as_it_computes(history, tmp_path):
     perturb(model, std=0.2)
     fresh = hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"))
     assert torch.equal(logits_of(fresh, make_tokens()), logits_of(model, make_tokens()))
+
+
+def test_an_order_that_no_stack_has_is_refused(tmp_path):
+    model = hfpatch.patch(make_model("llama"), [PreProjectionConfig(), CanonConfig(), PreProjectionConfig()])
+    hfpatch.save_patch(model, tmp_path / "p")
+    model.delete_adapter("pre_projection")
+    with pytest.raises(HfpatchError, match=r"is pre-projection, canon, and .* be canon, pre-pro"):
+        hfpatch.save_patch(model, tmp_path / "q")
+    assert not (tmp_path / "q").exists()
 
 
 @pytest.mark.parametrize("file", ["patch.json", *(f"{part}/{CONFIG}" for part in PARTS)])
