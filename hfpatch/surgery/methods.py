@@ -207,20 +207,13 @@ def target_names(
         if shorthand == "mlp":
             # Blocks without attention may have another mixer there: of these, only modules whose names are also beside
             # the attention of other blocks
-            attention = tuple(f"{site.path}." for site in surveyed.sites)
             outputs = {path for site in surveyed.sites for path in site.linear_paths}
-            parts = {block: {n for n in names if n.startswith(f"{block}.")} for block in surveyed.blocks}
-            beside = {
-                block: {n for n in inside if not n.startswith(attention) and n not in outputs}
-                for index, (block, inside) in enumerate(parts.items())
-                if index not in surveyed.skipped
-            }
-            beside_names = {n[len(block) + 1 :].split(".")[0] for block, inside in beside.items() for n in inside}
-            for index in surveyed.skipped:
-                block = surveyed.blocks[index]
-                beside[block] = {n for n in parts[block] if n[len(block) + 1 :].split(".")[0] in beside_names}
-            outside = set().union(*beside.values())
-            names = [name for name in names if name in outside]
+            mixers = tuple(f"{site.path}." for site in surveyed.sites)
+            skipped = [f"{surveyed.blocks[index]}." for index in surveyed.skipped]
+            beside = {n for n in names if n not in outputs and not n.startswith((*mixers, *skipped))}
+            parts = {n[len(block) + 1 :].split(".")[0] for block in blocks for n in beside if n.startswith(f"{block}.")}
+            also = tuple(f"{block}{part}." for block in skipped for part in parts)
+            names = [n for n in names if n in beside or f"{n}.".startswith(also)]
     if not names:
         raise HfpatchError(f"target_modules={shorthand}: this model has no such linear projection; name its modules")
     return names
