@@ -136,13 +136,14 @@ class _Source:
     """A module: the code of each definition and the names that it uses, and the origins of imported names.
 
     ``inside`` has (module, name) of imports that are copied too, ``outside`` the statement and the name, which is empty
-    for a whole module.
+    for a whole module. ``within`` has the names that other statements than definitions, such as a loop, bind or fill.
     """
 
     definitions: dict[str, str] = field(default_factory=dict)
     uses: dict[str, set[str]] = field(default_factory=dict)
     inside: dict[str, tuple[str, str]] = field(default_factory=dict)
     outside: dict[str, tuple[str, str]] = field(default_factory=dict)
+    within: set[str] = field(default_factory=set)
 
 
 @functools.cache
@@ -174,6 +175,9 @@ def _read(module: str) -> _Source:
                         source.definitions[name] = f"{name} = {alias.name}"
         else:  # the docstring of a constant belongs to the definition before it
             names = names if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else _bound(node)
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = (item for item in ast.walk(node) if isinstance(item, ast.stmt) and item is not node)
+                source.within.update(name for item in inner for name in _bound(item))
             start = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
             code = "\n".join(lines[start - 1 : node.end_lineno])
             used = {name_node.id for name_node in ast.walk(node) if isinstance(name_node, ast.Name)}
@@ -222,7 +226,9 @@ def _bound(node: ast.AST) -> list[str]:
             targets = node.targets
         case ast.AnnAssign() | ast.AugAssign():
             targets = [node.target]
-        case ast.Expr(value=ast.Call(func=ast.Attribute() as function)):  # TABLE.update(...)
+        case ast.Expr(value=ast.Call() as call):  # TABLE.update(...)
+            return _bound(call)
+        case ast.Call(func=ast.Attribute() as function):  # TABLE.setdefault(...).append(...)
             targets = [function.value]
         case ast.Tuple() | ast.List():
             targets = node.elts
@@ -244,15 +250,16 @@ def _use(module: str, name: str, used: dict[str, set[str]]) -> None:
     source = _read(module)
     if name in source.inside:
         _use(*source.inside[name], used)
-    if name in (source.definitions | source.outside):
-        if name not in used[module]:
-            used[module].add(name)
-            for used_name in source.uses.get(name, ()):
-                _use(module, used_name, used)
-    elif name not in source.inside and name in vars(sys.modules.get(module, builtins)) and name not in vars(builtins):
+    is_at_top = name in (source.definitions | source.outside)
+    if is_at_top and name not in used[module]:
+        used[module].add(name)
+        for used_name in source.uses.get(name, ()):
+            _use(module, used_name, used)
+    is_global = name in vars(sys.modules.get(module, builtins)) and name not in vars(builtins)
+    if name in source.within if is_at_top else is_global and name not in source.inside:
         raise ValueError(
-            f"{module} defines {name} inside another statement, such as try or if, or imports it by '*'; do it at the "
-            "top of the file and by name"
+            f"{module} {'fills' if is_at_top else 'defines'} {name} inside another statement, such as try or for, or "
+            "imports it by '*'; do it at the top of the file and by name"
         )
 
 

@@ -149,6 +149,7 @@ REFUSED = {
     "a module of hfpatch": ("draw(down", "hfpatch.nn.normal_(down", "uses hfpatch as a whole; import its members"),
     "a part of hfpatch": ("draw(down", "theirs_nn.normal_(down", "uses hfpatch.nn as a whole; import its members"),
     "a name from a block": ("norm = float(", "norm = number(", "their_module defines number inside another statement"),
+    "a table from a loop": ("norm = float(", "norm = TABLE['on'] * float(", "their_module fills TABLE inside another"),
     "a name of the file": ("Theirs", "Hooked", "defines Hooked, too; rename the method's class"),
     "a helper's name of the file": ("Order(nn.Module)", "Order(Matrix)", "Matrix means something else in another modu"),
     "what fails without hfpatch": ("* Theirs.GAIN", "* bool(self.spec.name) * Theirs.GAIN", "fails with Attrib"),
@@ -160,6 +161,9 @@ try:
     number = float
 except NameError:
     raise
+TABLE = {}
+for word in ("on", "off"):
+    TABLE[word] = len(word) - 1
 class Matrix(nn.Module):
     pass
 """
