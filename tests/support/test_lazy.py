@@ -12,7 +12,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.support import lazy
 
 ROOT = Path(__file__).parents[2]
-WITHOUT = "import sys\nfor name in ('lm_eval', 'datasets', 'scipy', 'matplotlib'): sys.modules[name] = None\n"
+GONE = ("lm_eval", "datasets", "scipy", "matplotlib", "sklearn")  # the last needs scipy, and transformers imports it
+WITHOUT = f"import sys\nfor name in {GONE}: sys.modules[name] = None\n"
 
 
 PROGRAM = """
