@@ -55,7 +55,8 @@ def load_results(folder: str | Path, kind: Literal["comparison", "evaluation"] |
     if not path.is_file():
         if (folder / "recipe.yaml").is_file():
             raise HfpatchError(_NOT_YET.format(folder))
-        raise HfpatchError(f"{folder}: no run here (results.json is missing); give the folder that hfpatch wrote")
+        why = "it is a file" if folder.is_file() else f"{RESULTS} is missing"
+        raise HfpatchError(f"{folder}: no run here ({why}); give the folder that hfpatch wrote")
     raw = read_json(path)
     schema, stored = raw.get("schema"), str(raw.get("kind"))
     if not isinstance(schema, int) or stored not in _KINDS:

@@ -94,6 +94,5 @@ def read_manifest(path: Path) -> Manifest:
 def require_patch(folder: Path) -> None:
     """Raise :class:`HfpatchError` if a folder has neither a patch nor an adapter."""
     if not any((folder / file).is_file() for file in (MANIFEST, CONFIG)):
-        raise HfpatchError(
-            f"{folder}: no patch here ({MANIFEST} or {CONFIG} is missing); those of a run are {PATCHES_OF_RUN}"
-        )
+        why = "it is a file" if folder.is_file() else f"{MANIFEST} or {CONFIG} is missing"
+        raise HfpatchError(f"{folder}: no patch here ({why}); those of a run are {PATCHES_OF_RUN}")

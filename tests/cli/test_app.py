@@ -272,6 +272,8 @@ RUN = str(Path(__file__).parents[2] / "results" / "quickstart")
         (["explore", RUN, "--out", "/"], "/: cannot be written"),
         (["export", "."], ".: no patch here"),
         (["export", "/"], "/: no patch here"),
+        (["export", __file__], "no patch here (it is a file)"),
+        (["report", __file__], "no run here (it is a file)"),
         (["report", LONG], "File name too long"),
         (["compare", "quickstart", f"data.source={LONG}"], "File name too long; choose another path"),
         (["compare", "quickstart", f"model.name={LONG}"], "File name too long; choose another path"),
