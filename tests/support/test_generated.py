@@ -68,6 +68,13 @@ def test_definitions_come_after_what_they_use_with_their_decorators_and_docstrin
     assert namespace["Path"] is Path
 
 
+def test_statements_stay_in_their_order(package):
+    package("", "A, B = 1, 2\nA = A + 5\nC = A\nA = 3\n\n\ndef high():\n    return A, B, C\n")
+    namespace = {}
+    exec(modelling_file("a test", "hfpatch.high", "high", stock=(), footer="found = high()"), namespace)
+    assert namespace["found"] == (3, 2, 6)
+
+
 def test_one_name_from_two_modules_is_refused(package):
     package(
         "def _same():\n    return 1\n\n\ndef low():\n    return _same()\n",
