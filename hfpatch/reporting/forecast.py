@@ -18,7 +18,8 @@ _ACTIONS = {
 _DECIDES = (
     "In 80 % of cases, with the variances of an earlier run or assumed ones: the smallest true difference that is "
     "detected, and the smallest margin within which a pair without a difference is equivalent, or kept. Needed: the "
-    "seeds with the recipe's documents, or the documents with its seeds, that decide such a pair within its margin."
+    "seeds with the recipe's documents, or the documents with its seeds, that decide such a pair within its margin; "
+    "more of both where neither alone is enough."
 )
 
 
@@ -102,7 +103,7 @@ def _question_table(forecast: Forecast) -> Table:
         elif asked.like is not None:
             source = f"{asked.metric}, {count(asked.seeds)} seeds"
         undecidable = asked.margin is not None and (asked.like is not None or asked.is_assumed)
-        needed = needs_text(asked) or ("no number" if undecidable else NOTHING)
+        needed = needs_text(asked) or ("more of both" if undecidable else NOTHING)
         values = asked.difference, asked.smallest_margin, asked.margin
         shown = [NOTHING if value is None else significant(value, 2) for value in values]
         rows.append((Cell((f"{title} on {asked.task}", source)), *shown, needed))

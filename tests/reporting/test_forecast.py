@@ -11,7 +11,7 @@ from hfpatch.results.forecast import Forecast
     ("fields", "needed"),
     [
         ({}, None),  # nothing was computed
-        ({"is_assumed": True, "difference": 0.5}, "no number"),
+        ({"is_assumed": True, "difference": 0.5}, "more of both"),
         ({"like": ["a", "b"], "seeds_needed": 12, "documents_needed": 4800}, "12 seeds or 4,800"),
     ],
 )
