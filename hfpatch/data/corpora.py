@@ -163,11 +163,13 @@ def _local(parts: list[tuple[list[Path], SplitPart]], settings: DataSettings) ->
     rows = Rows.of(settings)
 
     def read() -> Iterator[Document]:
-        for number, (files, part) in enumerate(parts):
+        for files, part in parts:
             name = str(files[0]) if len(files) == 1 else settings.source
             total = sum(1 for file in files for _ in read_rows(file, rows)) if part.is_relative else _FAR
             every_row = chain.from_iterable(read_rows(file, rows) for file in files)
-            yield from rows.documents(islice(every_row, *part.bounds(total)), name, number)
+            start, stop = part.bounds(total)
+            begin = rows.begin(start)
+            yield from rows.documents(islice(every_row, begin, stop), name, part.name, start - begin)
 
     def digest() -> str:
         digests = []
@@ -196,17 +198,21 @@ def _saved(path: Path, settings: DataSettings) -> Corpus:
         if part.name not in splits:
             hint = nearest(part.name, splits) or f"; there are {', '.join(splits)}"
             raise HfpatchError(f"data.split: {path} has no split {part.name!r}{hint}")
-        table = splits[part.name]
-        tables.append(table if part.is_whole else table.select(range(*part.bounds(len(table)))))
-
-    def read() -> Iterator[Document]:
-        for number, table in enumerate(tables):
-            yield from _table_documents(table, rows, str(path), number)
-
+        tables.append((splits[part.name], part))
+    read = partial(_split_documents, tables, rows, str(path))
     return Corpus(read, lambda: _digest_documents(read()))
 
 
-def _table_documents(table: Any, rows: Rows, name: str, part: int = 0) -> Iterator[Document]:
+def _split_documents(tables: list[tuple[Any, SplitPart]], rows: Rows, name: str) -> Iterator[Document]:
+    """Yield the documents of slices of whole splits."""
+    for table, part in tables:
+        start, stop = part.bounds(len(table))
+        begin = rows.begin(start)
+        cut = table if part.is_whole else table.select(range(begin, stop))
+        yield from _table_documents(cut, rows, name, part.name, start - begin)
+
+
+def _table_documents(table: Any, rows: Rows, name: str, split: str = "train", before: int = 0) -> Iterator[Document]:
     """Yield the documents of a `datasets` table, or of a stream whose columns are not known before it is read."""
     from datasets.exceptions import DatasetsError
 
@@ -219,7 +225,7 @@ def _table_documents(table: Any, rows: Rows, name: str, part: int = 0) -> Iterat
 
     columns = rows.select_columns(name, table.column_names) if table.column_names else None
     try:
-        yield from rows.documents(numbered(), name, part)
+        yield from rows.documents(numbered(), name, split, before)
     except (DatasetsError, OSError) as error:
         raise HfpatchError(
             f"{name}: cannot be read beyond row {number} ({first_line(error)}); check the network"
@@ -231,10 +237,14 @@ def _hub(settings: DataSettings, copy: Path | None) -> Corpus:
     with needing_lab():
         import datasets
 
+    name, rows, parts = f"data set {settings.source}", Rows.of(settings), split_parts(settings.split)
     options = {"streaming": True} if settings.streaming else {}
+    # Groups that begin with a text are counted from a split's first row; a stream has no slices.
+    whole = rows.beginning is not None and not settings.streaming
+    splits = [part.name for part in parts] if whole else settings.split
     try:
-        dataset: Any = datasets.load_dataset(
-            settings.source, settings.config, split=settings.split, revision=settings.revision, **options
+        loaded: Any = datasets.load_dataset(
+            settings.source, settings.config, split=splits, revision=settings.revision, **options
         )
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         where = f"; {copy}.jsonl does not exist either" if copy is not None else ""
@@ -242,10 +252,13 @@ def _hub(settings: DataSettings, copy: Path | None) -> Corpus:
             f"data set {settings.source} (config {settings.config}, split {settings.split}): "
             f"cannot be loaded ({first_line(error)}){where}; check the name and the network, or set data_dir"
         ) from error
-    name, rows = f"data set {settings.source}", Rows.of(settings)
+    dataset = loaded[0] if whole else loaded
     if dataset.column_names is not None:  # a stream may not know them before it is read
         rows.select_columns(name, dataset.column_names)
-    read = partial(_table_documents, dataset, rows, name)
+    if whole:
+        read = partial(_split_documents, list(zip(loaded, parts, strict=True)), rows, name)
+    else:
+        read = partial(_table_documents, dataset, rows, name, settings.split)
 
     # The commit that was read, whose files never change, where it is known.
     downloaded = _REVISION.search(" ".join(dataset.info.download_checksums or {}))

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,13 +31,13 @@ from hfpatch.data.deciding import (
     in_order,
 )
 from hfpatch.data.token_file import TokenFile, open_token_file, write_token_file
-from hfpatch.data.tokenizer import hash_tokenizer, start_of_document
+from hfpatch.data.tokenizer import Integers, hash_tokenizer, start_of_document
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings, split_by_weight
 from hfpatch.support.files import atomic_directory, hash_values, remove_leftovers
 from hfpatch.support.folders import is_writable
 
-_CACHE_FORMAT = 10  # to be raised where what the files hold changes: old ones are then left alone
+_CACHE_FORMAT = 11  # to be raised where what the files hold changes: old ones are then left alone
 _MEASURED = 2  # in the seed of the draw, after those of held-out and tuning documents
 _LONG_BLOCK = 64  # tokens of a block that is a text by itself; shorter ones may be common phrases
 _TOKENS = "tokens.bin"
@@ -200,6 +201,13 @@ class _Text:
             pieces_of.append([(digester.ids(ids[at : at + size]), True) for at, size in pieces])
         return Digests.join([self.file.digests, Digests.of(pieces_of)], [0, 0])  # of the same documents
 
+    def shares(self, other: _Text, indices: Integers) -> Flags:
+        """Return which documents are of a group, by name, of these documents of ``other``, if of the same source."""
+        names, others = self.file.names, other.file.names
+        if names is None or others is None or _origin(self) != _origin(other):
+            return np.zeros(len(self), np.bool_)
+        return np.isin(names, others[indices]) & (names >= 0)
+
     def lay_out(self, chosen: Chosen) -> dict[str, TokenBlocks]:
         """Return the chosen documents in blocks, whose files are removed while they are mapped."""
         file, scored = self.file, self.settings.scored_tokens
@@ -239,9 +247,15 @@ def _choose(
     """Return the documents of each text to train on, to hold out and to tune on, and sentences on what is left out."""
     parts, cautions, candidates = [text.settings for text in texts], list[str](), list[Candidates]()
     tokenizer, start = texts[0].tokenizer, texts[0].start
+    decides = bool(tasks or any(tuning) or any(part.held_out for part in parts))
+    for one, other in combinations(texts, 2) if decides else ():
+        if one.shares(other, np.arange(len(other))).any():
+            raise HfpatchError(
+                f"data.mixture: two sources have documents of the same groups of {one.file.info.source}, so what is "
+                "held out may be trained on; list it once, or as slices that cut no group"
+            )
     cuts, with_ids = {size - len(start) for size in set.union(*_cuts(parts))}, any(part.is_token_file for part in parts)
     copies, excluded = digest_tasks(tasks, Digester(tokenizer), with_ids=with_ids, cuts=cuts)
-    decides = bool(tasks or any(tuning) or any(part.held_out for part in parts))
     for text, part, share in zip(texts, parts, tuning, strict=True):
         read, count = text.read_digests(parts) if decides else text.file.digests, len(text)
         copied, counts = copies_of_tasks(read, count, copies) if copies else (np.zeros(count, np.bool_), {})
@@ -285,18 +299,17 @@ def _measured(key: str, text: _Text, used: Sequence[tuple[_Text, Chosen]], uses:
         if (other.settings.describe_text(), other.settings.held_out, other.settings.seed) == wanted:
             return text.lay_out(Chosen(NONE, held_out=chosen.held_out))["held_out"]
     reading = [settings, *(other.settings for other, _ in used)]
-    digests = [
-        other.read_digests(reading).take(np.concatenate([getattr(chosen, use) for use in uses]))
-        for other, chosen in used
-    ]
+    taken = [np.concatenate([getattr(chosen, use) for use in uses]) for _, chosen in used]
+    digests = [other.read_digests(reading).take(indices) for (other, _), indices in zip(used, taken, strict=True)]
     read = text.read_digests(reading)
     copied = read.among(Digests.join(digests, [len(other) for other, _ in used]), count)
     shared = f"of {settings.source} are in the text that is trained or tuned on, too"
-    if grouped is not None:  # of the same source, a group is not split: one document of it that no other has tells
+    if grouped is not None:  # of the same source, a group is not split: its name tells, or a document that no other has
         alone = ~read.repeated(grouped)
-        for (other, _), given in zip(used, digests, strict=True):
+        for (other, _), indices, given in zip(used, taken, digests, strict=True):
             if _origin(other) == _origin(text):
                 copied |= np.isin(grouped, grouped[read.among(given, count) & alone])
+            copied |= text.shares(other, indices)
         shared += ", or of its groups"
     if copied.all():
         raise HfpatchError(f"{key}: all {count} documents {shared}; evaluate on another text")
@@ -319,7 +332,7 @@ def _measured(key: str, text: _Text, used: Sequence[tuple[_Text, Chosen]], uses:
 
 
 def _origin(text: _Text) -> tuple[str, str | None, str | None]:
-    return text.settings.source, text.settings.config, text.settings.revision
+    return text.file.info.source, text.file.info.config, text.file.info.revision
 
 
 def _cuts(reading: Sequence[DataSettings]) -> tuple[set[int], set[int]]:

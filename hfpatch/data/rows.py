@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.sources import COLUMNS, Format, TextSource
@@ -58,11 +59,17 @@ class Rows:
         group = settings.group if pattern is None else None
         return cls(settings.format, columns, settings.prompt_template, group, beginning)
 
-    def documents(self, rows: Iterable[tuple[str, dict[str, Any]]], source: str, part: int = 0) -> Iterator[Document]:
+    def begin(self, start: int) -> int:
+        """Return the first row that `documents` needs of a slice from row ``start`` on, with what its group is."""
+        return start if self.beginning is None else 0
+
+    def documents(
+        self, rows: Iterable[tuple[str, dict[str, Any]]], source: str, split: str = "train", before: int = 0
+    ) -> Iterator[Document]:
         """Yield the document of each row; rows with a null, or without text to learn, are left out, with a warning.
 
-        Messages name the ``source`` and the place that is given with each row. ``part`` is the number of the split,
-        whose first row begins a group.
+        Messages name the ``source`` and the place that is given with each row. ``split`` names the split, whose first
+        row begins a group. The first rows, so many as ``before``, only tell which group goes on after them.
 
         Raises:
             HfpatchError: if a column of a row is missing or of another format, or every row is left out.
@@ -71,17 +78,19 @@ class Rows:
         left_out = " or ".join(map(repr, self.columns)) + " is null"
         left_out += " or has no assistant's message" if self.format == "messages" else ""
         try:
-            for where, row in rows:
+            for index, (where, row) in enumerate(rows):
                 if (document := self._document(row, where)) is None:
-                    skipped += 1
+                    skipped += index >= before
                     continue
-                any_documents, group = True, None
+                group = None
                 if self.beginning is not None:
                     begun += self.beginning.match(document) is not None
-                    group = f"{part}:{begun}"
+                    group = f"{split}:{begun}"
                 elif self.group is not None and row[self.group] is not None:
                     group = str(row[self.group])
-                yield Document(document, group)
+                if index >= before:
+                    any_documents = True
+                    yield Document(document, group)
         finally:
             if any_documents and skipped:
                 warnings.warn(f"{source}: left out rows whose {left_out}: {skipped}", stacklevel=1)
@@ -178,6 +187,15 @@ def number_groups(names: Sequence[str | None]) -> npt.NDArray[np.int64]:
     numbers: dict[str | int, int] = {}
     keys = (index if name is None else name for index, name in enumerate(names))
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+
+
+def hash_groups(names: Sequence[str | None], kind: str) -> npt.NDArray[np.int64]:
+    """Return a number of each document's group that is the same in every slice, from its name and what names it.
+
+    A document without a name has -1.
+    """
+    texts = (name if name is None else f"{kind}\0{name}".encode("utf-8", "surrogatepass") for name in names)
+    return np.array([-1 if text is None else xxhash.xxh3_64_intdigest(text) >> 1 for text in texts], np.int64)
 
 
 def _count(said: object) -> int:

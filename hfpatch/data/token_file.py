@@ -2,8 +2,8 @@
 
 ``NAME.bin`` has only the ids, documents one after the other, as little-endian uint16 or uint32, like nanoGPT's
 train.bin. ``NAME.json`` beside it is a :class:`TokenFileInfo`, ``NAME.safetensors`` has the ``lengths`` of the
-documents, their digests, see :mod:`hfpatch.data.copies`, and the ``groups`` that they come in, if any. Where a part of
-each document is learned, ``NAME.learned`` has a byte for each id, 1 or 0.
+documents, their digests, see :mod:`hfpatch.data.copies`, and the ``groups`` that they come in, if any, with digests of
+their ``names``. Where a part of each document is learned, ``NAME.learned`` has a byte for each id, 1 or 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.completions import tokenize_completions
 from hfpatch.data.copies import Digester, Digests
-from hfpatch.data.rows import Document, number_groups
+from hfpatch.data.rows import Document, hash_groups, number_groups
 from hfpatch.data.tokenizer import (
     Integers,
     TokenArray,
@@ -81,12 +81,14 @@ class TokenFile:
     """A token file mapped into memory: the ``stream`` of its documents, their digests, and ``info``, its sidecar.
 
     ``groups``, (documents,), has the group of each document, counted from 0; None where each is one by itself.
+    ``names``, (documents,), has their names, see :func:`hfpatch.data.rows.hash_groups`.
     """
 
     stream: TokenStream
     digests: Digests
     info: TokenFileInfo
     groups: Integers | None = None
+    names: Integers | None = None
 
     def __len__(self) -> int:
         """How many documents there are."""
@@ -139,12 +141,16 @@ def write_token_file(
             tokens, count = tokens + len(part.stream.tokens), count + len(part.kept)
             if on_part is not None:
                 on_part(count, tokens)
+    grouped = dict[str, Integers]()
+    if settings.group is not None:
+        names = [groups[index] for index in np.concatenate(kept)]
+        grouped = {"groups": number_groups(names), "names": hash_groups(names, settings.group)}
     return _write_descriptions(
         path,
         tokenizer,
         np.concatenate(lengths),
         Digests.join(digests, list(map(len, lengths))),
-        None if settings.group is None else number_groups([groups[index] for index in np.concatenate(kept)]),
+        grouped,
         tokens=tokens,
         end_of_text=tokenizer.eos_token_id if settings.append_eos else None,
         **settings.model_dump(include={"source", "config", "split"}),
@@ -207,7 +213,7 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
         tokenizer,
         lengths,
         Digests.of(digests),
-        None,
+        {},
         tokens=len(tokens),
         end_of_text=end if len(lengths) > 1 or tokens[-1] == end else None,
         source=path.name,
@@ -220,11 +226,11 @@ def _write_descriptions(
     tokenizer: PreTrainedTokenizerBase,
     lengths: Integers,
     digests: Digests,
-    groups: Integers | None,
+    groups: dict[str, Integers],
     **facts: Any,
 ) -> TokenFileInfo:
     with atomic_file(path.with_suffix(DOCUMENTS)) as temporary:
-        save_file({"lengths": lengths, **vars(digests), **({} if groups is None else {"groups": groups})}, temporary)
+        save_file({"lengths": lengths, **vars(digests), **groups}, temporary)
     facts |= {
         "documents": len(lengths),
         "dtype": token_dtype(tokenizer).name,
@@ -280,12 +286,12 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
                 f"{path.name}, or make both again (hfpatch tokenize)"
             )
     arrays = load_file(path.with_suffix(DOCUMENTS))
-    lengths, groups = arrays.pop("lengths"), arrays.pop("groups", None)
+    lengths, groups, names = arrays.pop("lengths"), arrays.pop("groups", None), arrays.pop("names", None)
     learned = None
     if info.learned_sha256 is not None:
         learned = np.memmap(path.with_suffix(LEARNED), dtype=np.bool_, mode="r")
     tokens: TokenArray = np.memmap(path, dtype=dtype, mode="r")
-    return TokenFile(TokenStream(tokens, lengths, learned), Digests(**arrays), info, groups)
+    return TokenFile(TokenStream(tokens, lengths, learned), Digests(**arrays), info, groups, names)
 
 
 def check_free(path: Path) -> None:

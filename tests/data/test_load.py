@@ -1,12 +1,14 @@
 import errno
 import json
 import os
+import re
 import shutil
 import tracemalloc
 import warnings
 from collections import Counter
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from draws import drawn, without
 import hfpatch.data.load
 import hfpatch.support.files
 from hfpatch.data.blocks import IGNORE
+from hfpatch.data.corpora import filtered_documents, open_corpus
 from hfpatch.data.deciding import TaskDocument
 from hfpatch.data.load import load_blocks, load_splits
 from hfpatch.data.plan import draw_plans
@@ -309,6 +312,40 @@ def test_a_group_is_not_trained_on_and_measured_where_texts_overlap(tmp_path, to
     with pytest.warns(UserWarning, match=r"evaluation_data: 80 of 100 documents"):
         splits = load_splits(long, tokenizer, evaluation=whole.model_copy(update={"source": copy}))
     assert len(splits.held_out) == 20
+
+
+@pytest.mark.parametrize("kind", ["column", "pattern", "saved", "hub", "token_file"])
+def test_a_group_that_two_slices_share_is_not_trained_on_and_measured(tmp_path, tokenizer, monkeypatch, kind):
+    """Articles of ten paragraphs, all different: the slices cut the third and have no paragraph in common."""
+    rows = [
+        {"text": f"= {article} =\n" * (not line) + f"line {line} of {article} " * 6, "article": str(article)}
+        for article in range(5)
+        for line in range(10)
+    ]
+    source = write_rows(tmp_path / "a.jsonl", rows)
+    group = "article" if kind in ("column", "token_file") else "wikitext"
+    if kind == "saved":
+        source = str(tmp_path / "saved")
+        datasets.Dataset.from_list(rows).save_to_disk(source)
+    if kind == "hub":
+        source, table = "owner/set", datasets.Dataset.from_list(rows)
+        monkeypatch.setattr(datasets, "load_dataset", lambda *args, split, **kwargs: [table for _ in split])
+    settings = DataSettings(source=source, group=group, block_size=200, layout="padded")
+    head, tail = (settings.model_copy(update={"split": f"train{part}"}) for part in ("[:25]", "[25:]"))
+    other = tail
+    if kind == "token_file":
+        documents = filtered_documents(open_corpus(tail), tail)
+        write_token_file(tmp_path / "tail.bin", documents, tokenizer, tail)
+        other = DataSettings(source=str(tmp_path / "tail.bin"), block_size=200, layout="stream")
+    for trained, measured, left_out, left in ((head, other, 5, "34"), (other, head, 5, "01")):
+        with pytest.warns(UserWarning, match=rf": {left_out} of 25 documents .* or of its groups, and are not eval"):
+            splits = load_splits(trained, tokenizer, retained={"new": measured})
+        assert set(re.findall(r"(?<= of )\d", "".join(texts_of(splits.retained["new"], tokenizer)))) == set(left)
+    mixture = {"mixture": [part.model_dump(include={"source", "split", "group"}) for part in (head, tail)]}
+    both = DataSettings(**mixture, block_size=200, layout="padded")
+    load_splits(both, tokenizer)
+    with pytest.raises(HfpatchError, match=r"data.mixture: two sources have documents of the same groups of .*; list"):
+        load_splits(both.model_copy(update={"held_out": 2}), tokenizer)
 
 
 def write_texts(path, texts, column="text"):
