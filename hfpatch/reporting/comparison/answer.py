@@ -226,7 +226,8 @@ def headline_table(results: ComparisonResults) -> Table:
     columns += [_kept(results, order), *_sizes(results, order, controls), *_costs(results, order, controls)]
     rows = tuple(map(Row, zip(*(cells for _, cells in columns), strict=True)))
     shown = tuple(column for column, _ in columns)
-    table = Table("headline", "Headline", shown, rows, _LEGEND, heading=False, footnotes=_FOOTNOTES)
+    legend = _LEGEND if gains else ""
+    table = Table("headline", "Headline", shown, rows, legend, heading=False, footnotes=_FOOTNOTES)
     return table.with_values()
 
 

@@ -164,8 +164,8 @@ def _sections(material: RunData) -> Iterator[doc.Section]:
     pairs = difference_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
     download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": material.results}))
-    tables = score_table(results), seed_table(results), download, method_table(results)
-    yield doc.Section("results", "Scores", tables)
+    scores = [table for table in (score_table(results), seed_table(results)) if table.rows]
+    yield doc.Section("results", "Scores", (*scores, download, method_table(results)))
     protocol = doc.Facts(tuple(protocol_facts(material.results)))
     environment = doc.Facts(tuple(environment_facts(material.results)), "Environment")
     yield doc.Section("protocol", "Protocol and provenance", (protocol, environment), "Protocol", folded=True)

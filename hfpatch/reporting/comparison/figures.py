@@ -31,7 +31,8 @@ _MOST_GROUPS = 3  # of more series of one method in a panel, the mean is drawn
 class Drawing(NamedTuple):
     """A figure of a comparison: its title, how to read it, what draws it, and its data or their table in `records`.
 
-    ``of_study`` says how to read that of a study, ``of_one`` a single curve, where they are not to be read alike.
+    ``of_study`` says how to read that of a study with a held-out loss, ``of_one`` a single curve, where they are not to
+    be read alike.
     """
 
     title: str
@@ -54,8 +55,9 @@ def draw(results: ComparisonResults) -> dict[str, Figure]:
 def figure_block(name: str, figure: Figure, results: ComparisonResults) -> doc.Figure:
     """Return a figure with its words and its data."""
     drawing, others = FIGURES[name], len(results.others)
-    curves = sum(method.curve is not None for method in results.methods.values())
-    special = drawing.of_one if curves == 1 else drawing.of_study if results.study else ""
+    curves = [method.curve for method in results.methods.values() if method.curve is not None]
+    improved = results.study is not None and any(curve.held_out for curve in curves)
+    special = drawing.of_one if len(curves) == 1 else drawing.of_study if improved else ""
     caption = special or drawing.caption
     if others > MOST_METHODS and not drawing.draws_all:
         caption += (

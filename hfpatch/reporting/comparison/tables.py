@@ -49,12 +49,12 @@ _RESULTS = (*_SCORES, *_OF_PAIR, "groups", "grouped_by")
 
 
 def score_table(results: ComparisonResults) -> Table:
-    """Build the table of methods and tasks: the mean over seeds of each primary metric."""
+    """Build the table of methods and tasks: the mean over seeds of each primary metric; without rows if no task is."""
     rows = []
     trained = [name for name in results.methods if name != results.base]
     seeds = {name: max((len(results.values(name, task)) for task in results.tasks), default=0) for name in trained}
     differ = len({*seeds.values()} - {0}) > 1  # means over other seeds do not compare
-    for name, method in results.methods.items():
+    for name, method in results.methods.items() if results.tasks else ():
         scores = {}
         for task, info in results.tasks.items():
             scale = scale_in(results, task, info.primary)
@@ -179,7 +179,7 @@ def seed_table(results: ComparisonResults) -> Table:
     """Build the table of each seed's scores by the primary metrics."""
     rows = []
     for name, method in results.methods.items():
-        for seed, run in sorted(method.runs.items()) if method.parts or method.variant else ():
+        for seed, run in sorted(method.runs.items()) if results.tasks and (method.parts or method.variant) else ():
             texts = []
             for task, info in results.tasks.items():
                 value = run.evaluation[task].metrics.get(info.primary) if task in run.evaluation else None

@@ -13,6 +13,7 @@ from hfpatch.reporting.comparison.figures import draw, training
 from hfpatch.reporting.comparison.forest import forest_of
 from hfpatch.reporting.comparison.study import diagnostics
 from hfpatch.reporting.comparison.tables import method_table, score_table
+from hfpatch.reporting.document import Table
 from hfpatch.reporting.markdown import markdown
 from hfpatch.results.comparison import ComparisonResults
 
@@ -95,6 +96,22 @@ def test_that_no_task_has_a_result_is_said_where_text_is_held_out(held_out):
     raw = one_variant()
     raw["tasks"], raw["data"]["held_out"] = {}, held_out
     assert ("No task has a result." in str(document_of(ComparisonResults.model_validate(raw)))) == bool(held_out)
+
+
+def test_a_study_whose_loss_was_measured_on_no_text_speaks_of_none():
+    raw = study() | {"tasks": {}, "comparisons": [], "questions": [], "margin": {}, "tuning": None}
+    del raw["data"]["held_out"]
+    for method in raw["methods"].values():
+        method["curve"]["held_out"], method["variant"]["diagnostics"] = {}, []
+        for run in method["runs"].values():
+            run["evaluation"] = {}
+    document = document_of(ComparisonResults.model_validate(raw))
+    caption = document.parts[0].figures["training"].caption
+    assert "the same minus that of one method" in caption
+    assert "share of the baseline" not in caption
+    tables = [block for section in document.parts[0].sections for block in section.blocks if isinstance(block, Table)]
+    assert [table.name for table in tables] == ["headline", "methods"]  # none of names alone
+    assert "Gains" not in markdown(document)
 
 
 def test_seeds_that_no_look_asked_for_are_not_missing_and_means_over_other_seeds_say_so():
