@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from textwrap import shorten
+from textwrap import fill, shorten
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -30,17 +30,22 @@ def print_document(document: doc.Document) -> None:
                 _print_table(console, block)
             case doc.Text():
                 style = {"headline": "bold", "caption": "dim"}.get(block.style, "")
-                console.print(block.text, style=style, highlight=False, markup=False)
+                _print_text(console, block.text, style)
             case doc.Sentences():
                 for sentence in _beginnings(block.items, console.width - 2) if block.brief else block.items:
-                    console.print(f"· {sentence}", highlight=False, markup=False)
+                    _print_text(console, f"· {sentence}")
             case doc.Facts():
                 for label, value in block.items:
                     console.print(f"{label}: {value}", highlight=False, markup=False, soft_wrap=True)
             case doc.Findings():
                 for finding in block.items:
-                    text, style = f"{doc.MARKS[finding.tone]} {finding}", _COLOURS.get(finding.tone, "")
-                    console.print(text, style=style, highlight=False, markup=False)
+                    _print_text(console, f"{doc.MARKS[finding.tone]} {finding}", _COLOURS.get(finding.tone, ""))
+
+
+def _print_text(console: Console, text: str, style: str = "") -> None:
+    """Print a text in lines that break at spaces alone; rich's break at no-break spaces, too."""
+    lines = fill(text, console.width, break_on_hyphens=False)
+    console.print(lines, style=style, highlight=False, markup=False)
 
 
 def _beginnings(sentences: Sequence[str], width: int) -> list[str]:
@@ -69,7 +74,7 @@ def _print_table(console: Console, content: doc.Table) -> None:
     left_out = [column.name for column in content.columns if column not in part.columns]
     more = f"The report has also: {', '.join(left_out)}." if left_out else ""
     if caption := " ".join(filter(None, [part.explained, more])):
-        console.print(caption, style="dim", highlight=False, markup=False)
+        _print_text(console, caption, "dim")
 
 
 def _narrow_tables(content: doc.Table, width: int) -> list[Table]:

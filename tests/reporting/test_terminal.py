@@ -103,11 +103,12 @@ def words_of(document):
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.relative_to(RESULTS).as_posix())
-def test_a_committed_answer_is_short_and_breaks_no_word(printed, folder, width):
+def test_a_committed_answer_is_short_and_breaks_no_word_and_no_interval(printed, folder, width):
     document = document_of(folder)
     text = printed(document, width)
     assert max(map(len, text.splitlines())) <= width
     assert set(words_of(document)) <= set(text.split())
+    assert not re.search(r"\[[^\]]*,\s*$", text, re.MULTILINE)  # nor an interval
     if width == 120:
         more = max(0, len(load_results(folder).others) - 10)
         assert len(text.splitlines()) <= 40 + more
