@@ -41,7 +41,8 @@ def check_methods(methods: Mapping[str, Parts], baseline: str) -> None:
 
 def check_chosen(chosen: Collection[str], methods: Collection[str], baseline: str | None, name: str) -> None:
     """Refuse a choice of none of the methods of the recipe ``name``, or of one that it does not have."""
-    choices = f"; there are {', '.join(method for method in methods if method != baseline)}"
+    names = [method for method in methods if method != baseline] or [*methods]
+    choices = f"; there {'are' if len(names) > 1 else 'is'} {', '.join(names)}"
     if not chosen:
         raise HfpatchError(f"--methods names no method of {name}{choices}")
     for wrong in [method for method in chosen if method not in methods]:

@@ -313,6 +313,8 @@ def test_some_methods_of_a_recipe_are_a_recipe_with_the_baseline(write):
     }.items():
         with pytest.raises(HfpatchError, match=f"^{re.escape(expected)}$"):
             recipe.only(methods)
+    with pytest.raises(HfpatchError, match=r"no method 'x' in six; there is baseline$"):
+        recipe.only(["baseline"]).only(["x"])
 
 
 def test_null_takes_an_entry_out_of_a_mapping(write):
