@@ -15,7 +15,6 @@ from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 from transformers.pytorch_utils import Conv1D
 
 from hfpatch.errors import HfpatchError, first_line
@@ -99,12 +98,14 @@ def _method(
     for index, adapter in enumerate(layer.working_adapters()):
         parts = nn.ModuleDict(layer.parts(adapter))
         for name, module in parts.named_modules():  # an export and servers put another class in its place
-            if isinstance(module, nn.Linear) and (
-                type(module).forward is not nn.Linear.forward or is_parametrized(module)
-            ):
+            if not isinstance(module, nn.Linear):
+                continue
+            others = {*module.state_dict(), *dict(module.named_buffers())} - {"weight", "bias"}
+            if type(module).forward is not nn.Linear.forward or others:
                 raise HfpatchError(
                     f"{layer.method.__name__} cannot be exported: {name} is a {type(module).__name__}, an nn.Linear "
-                    "that computes something else; make it an nn.Module that has an nn.Linear or a parameter"
+                    "that computes or holds something else; make it an nn.Module that has an nn.Linear, a parameter or "
+                    "a buffer"
                 )
         for name, tensor in (parts.state_dict(keep_vars=True) | dict(parts.named_buffers())).items():
             tensors[joined(site.host_path, f"{item['name']}.parts.{index}.{name}")] = tensor

@@ -143,7 +143,12 @@ REFUSED = {
     "a linear layer of another kind": (
         "nn.Sequential(nn.SiLU())",
         "nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(self.total, self.total)))",
-        "Theirs cannot be exported: key_a.1.0 is a ParametrizedLinear, an nn.Linear that computes something else",
+        "Theirs cannot be exported: key_a.1.0 is a ParametrizedLinear, an nn.Linear that computes or holds something",
+    ),
+    "a linear layer with a buffer": (
+        "nn.init.zeros_(up.weight)",
+        "nn.init.zeros_(up.weight); up.register_buffer('seen', torch.ones(1), persistent=False)",
+        "Theirs cannot be exported: key_a.2 is a Linear, an nn.Linear that computes or holds something else; make it",
     ),
     "a neighbour as a whole": ("squashed(part", "their_helpers.squash(part", "uses their_helpers as a whole; import"),
     "a module of hfpatch": ("draw(down", "hfpatch.nn.normal_(down", "uses hfpatch as a whole; import its members"),
