@@ -46,7 +46,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
     If ``path`` is a link, its target is replaced. Errors of writing become one line, see :func:`clear_about_writing`.
     """
-    path = path.resolve() if path.is_symlink() else path
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     temporary = temporary_path(path, "tmp")
     try:
         with clear_about_writing(path):
@@ -65,7 +65,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
     Links and errors are as in :func:`atomic_file`.
     """
-    path = path.resolve() if path.is_symlink() else path
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     temporary = temporary_path(path, "tmp")
     try:
         with clear_about_writing(path):
@@ -97,7 +97,11 @@ def clear_about_writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _WriteError(path, error.strerror or error) from error
+        why = error.strerror or error
+        if isinstance(error, FileExistsError):  # of mkdir
+            kind = "a link to nothing" if Path(error.filename).is_symlink() else "not a folder"
+            why = f"{error.filename} is {kind}"
+        raise _WriteError(path, why) from error
     except SafetensorError as error:
         if (reason := _IO_ERROR.search(str(error))) is None:
             raise

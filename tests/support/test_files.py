@@ -132,6 +132,16 @@ def test_a_file_in_the_place_of_a_folder_is_kept(tmp_path):
     assert names(tmp_path) == ["run"]
 
 
+@pytest.mark.parametrize("target", ["gone/folder", "link"])
+def test_a_link_to_nothing_is_no_folder_and_its_target_is_made_a_file(tmp_path, target):
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    with pytest.raises(HfpatchError, match=r"link.a: cannot be written \(.*link (is a link to nothing|.*)\)"):
+        write_text(link / "a", "x")
+    write_text(link, "x")
+    assert link.read_text() == "x"
+
+
 def test_a_mistake_of_the_user_inside_passes_through(tmp_path):
     with pytest.raises(HfpatchError, match=r"^mine$"), atomic_directory(tmp_path / "run"):
         raise HfpatchError("mine")
