@@ -132,7 +132,7 @@ def measure_costs(setup: ComparisonSetup, seconds: float) -> dict[str, Cost]:
     them. A step has as many of its blocks as there is time for, the same number for all.
     """
     names = [name for name, method in setup.methods.items() if method.configs]
-    turns, started, before = len(names) * (ROUNDS + 1), time.perf_counter(), _cpu_seconds()
+    turns, started, before = len(names) * (ROUNDS + 1), time.perf_counter(), cpu_seconds()
     if not names or seconds < _LEAST_S * turns:
         return {}
 
@@ -155,7 +155,7 @@ def measure_costs(setup: ComparisonSetup, seconds: float) -> dict[str, Cost]:
         smallest = first[0].step_share * setup.recipe.training.batch_size
         blocks = int(smallest * left / (2 * ROUNDS * steps_s))
         rounds = [[take(name, blocks, 2) for name in names] for _ in range(ROUNDS)]
-    shared = _is_shared(before, time.perf_counter() - started)
+    shared = is_shared(before, time.perf_counter() - started)
     return {
         name: Cost(
             steps_s=[step.step_s for step in taken],
@@ -167,7 +167,7 @@ def measure_costs(setup: ComparisonSetup, seconds: float) -> dict[str, Cost]:
     }
 
 
-def _cpu_seconds() -> tuple[float, float] | None:
+def cpu_seconds() -> tuple[float, float] | None:
     """Return how long all processors were busy, and how long with this process; None where that is not known."""
     if not _CPUS.is_file():
         return None
@@ -177,13 +177,13 @@ def _cpu_seconds() -> tuple[float, float] | None:
     return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK"), time.process_time()
 
 
-def _is_shared(before: tuple[float, float] | None, seconds: float) -> bool | None:
+def is_shared(before: tuple[float, float] | None, seconds: float) -> bool | None:
     """Return whether other programs took more than a tenth of a processor since, or have memory of the GPU."""
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         if total - free - torch.cuda.memory_reserved() > _OTHERS_BYTES:
             return True
-    if before is None or (now := _cpu_seconds()) is None:
+    if before is None or (now := cpu_seconds()) is None:
         return None
     all_s, process_s = (after - since for after, since in zip(now, before, strict=True))
     return all_s - process_s > _OTHERS * seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -21,6 +22,7 @@ from hfpatch.results.forecast import Forecast, PlannedQuestion, PlannedTask
 from hfpatch.results.parts import Comparison
 from hfpatch.results.planning import level_of, stored_for
 from hfpatch.results.verdicts import look_parts, margin_for
+from hfpatch.runs.costs import cpu_seconds, is_shared
 from hfpatch.runs.measuring import SECONDS, Measured, measure
 from hfpatch.runs.plan import Unit, plan_runs
 from hfpatch.runs.pretraining import StudySetup
@@ -58,7 +60,9 @@ def forecast(
     earlier = None if like is None else load_results(like)
     clock, out = Clock(), Path("runs") / recipe.name
     units = plan_runs(recipe, out).units
+    started, before = time.perf_counter(), cpu_seconds()
     measured = measure(recipe, seconds, progress or Progress())
+    shared = is_shared(before, time.perf_counter() - started)
     setup, recipe = measured.setup, measured.setup.recipe
     first = [unit for unit in units if unit.run.seed in recipe.training.first_seeds or unit.run.point]
     questions = [
@@ -78,7 +82,7 @@ def forecast(
         first_look_s=sum(work.seconds for work in measured.work(first).values()) if recipe.training.looks else None,
         jobs=jobs,
         jobs_s=None if jobs is None else _seconds_with(measured, units, jobs),
-        assumptions=_assumptions(measured, questions),
+        assumptions=_assumptions(measured, questions, shared=bool(shared)),
         warnings=[*_warnings(measured), *_warnings_of(questions, measured, like)],
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
@@ -213,9 +217,12 @@ def _warnings_of(questions: Sequence[PlannedQuestion], measured: Measured, like:
     return warnings
 
 
-def _assumptions(measured: Measured, questions: Sequence[PlannedQuestion]) -> list[str]:
+def _assumptions(measured: Measured, questions: Sequence[PlannedQuestion], *, shared: bool) -> list[str]:
     """Return what is assumed of the times, and of the differences of the questions."""
-    setup, sentences = measured.setup, [measured.words, "Loading, hashing and saving are left out."]
+    setup, sentences = measured.setup, [measured.words]
+    if shared:
+        sentences.append("Other programs used the machine meanwhile: alone on it, the runs are faster.")
+    sentences.append("Loading, hashing and saving are left out.")
     if not isinstance(setup, StudySetup):
         sentences[-1] += (
             " A method is assumed to be as fast as the largest of its kind, and slower or faster than the base by the "

@@ -65,5 +65,5 @@ def test_costs_are_not_measured_where_there_is_no_time(monkeypatch):
 @pytest.mark.parametrize(("busy", "process", "shared"), [(10.0, 9.95, False), (12.0, 10.0, True), (None, None, None)])
 def test_a_shared_machine_is_noticed(monkeypatch, busy, process, shared):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(costs, "_cpu_seconds", lambda: None if busy is None else (busy, process))
-    assert costs._is_shared((0.0, 0.0), 10.0) is shared
+    monkeypatch.setattr(costs, "cpu_seconds", lambda: None if busy is None else (busy, process))
+    assert costs.is_shared((0.0, 0.0), 10.0) is shared

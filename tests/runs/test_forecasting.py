@@ -217,6 +217,7 @@ def test_without_time_it_works_from_a_part_of_everything(tmp_path, monkeypatch):
     shown, beside = [], []
     for name in ("save_checkpoint", "mean_loss"):
         monkeypatch.setattr(f"hfpatch.training.loop.{name}", lambda *_, **__: beside.append(1))
+    monkeypatch.setattr("hfpatch.runs.forecasting.is_shared", lambda *_: True)
     progress = type("Shown", (Progress,), {"evaluating": lambda self, run, task: shown.append((run, task))})()
     tuning = {"learning_rates": [1e-3, 1e-2], "steps": 3, "held_out": 4, "extend": 0}
     questions = {"gain": {"on": "tinyworld_cloze", "pairs": [PAIR]}}
@@ -229,6 +230,7 @@ def test_without_time_it_works_from_a_part_of_everything(tmp_path, monkeypatch):
     assert all(0 < task.timed < task.tokens for task in planned.tasks.values())
     assert [task.sampled for task in planned.tasks.values()] == [8, 0]  # of the one that a question names
     assert "25% of a step" in planned.assumptions[0]
+    assert planned.assumptions[1].startswith("Other programs used the machine")
     assert planned.seconds > 0
     assert ("base", "a part of tinyworld_text") in shown
 
