@@ -47,8 +47,8 @@ PART = {
 
 
 def plain(text):
-    """Return a docstring as one paragraph of Markdown."""
-    return " ".join(text.replace("``", "`").split())
+    """Return a docstring as one paragraph of Markdown, with YAML's word for None."""
+    return re.sub(r"\bNone\b", "null", " ".join(text.replace("``", "`").split()))
 
 
 @functools.cache
@@ -116,7 +116,7 @@ def rows_of(options):
     for key, option in options.items():
         types = [name.split("[")[0].strip() for name in option.type.split("|")]
         default = list(option.default) if isinstance(option.default, tuple) else option.default
-        yield key, [JSON_TYPES[name] for name in types], option.metadata["help"], default
+        yield key, [JSON_TYPES[name] for name in types], plain(option.metadata["help"]), default
 
 
 def json_schema(kind):

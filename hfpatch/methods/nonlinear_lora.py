@@ -54,7 +54,7 @@ class NonlinearLoraConfig(MethodConfig):
         if self.rank < 1:
             raise HfpatchError(f"rank={self.rank} must be at least 1")
         if self.alpha is not None and self.alpha <= 0:
-            raise HfpatchError(f"alpha={self.alpha} must be above 0 (None takes twice the rank)")
+            raise HfpatchError(f"alpha={self.alpha} must be above 0 (left out, it is twice the rank)")
         if not 0 <= self.dropout < 1:
             raise HfpatchError(f"dropout={self.dropout} must be at least 0 and below 1")
         for target in self.targets:

@@ -63,7 +63,7 @@ class NonlinearQueryConfig(MethodConfig):
             if value not in allowed:
                 raise HfpatchError(f"{name}={value!r} is not one of {', '.join(allowed)}{nearest(str(value), allowed)}")
         if self.rank is not None and self.rank < 1:
-            raise HfpatchError(f"rank={self.rank} must be at least 1 (None takes half the hidden size)")
+            raise HfpatchError(f"rank={self.rank} must be at least 1 (left out, it is half the hidden size)")
         if not self.targets or len(set(self.targets)) < len(self.targets):
             raise HfpatchError(f"targets={list(self.targets)} must name query, key or value, each at most once")
         if self.anchor == "identity" and self.form == "preserving":

@@ -56,8 +56,7 @@ class PreProjectionConfig(MethodConfig):
                 raise HfpatchError(f"expansion={self.expansion} must be above 0 and at most {MAX_EXPANSION}")
         elif not self.content_skip:
             raise HfpatchError(
-                f"expansion={self.expansion} must be above 0 without a content skip; with content_skip=True it is the "
-                "skip alone"
+                f"expansion={self.expansion} must be above 0, or content_skip be set, which is then the skip alone"
             )
         elif idle := next((name for name in ("gated", "dropout") if getattr(self, name)), None):
             raise HfpatchError(f"{idle}={getattr(self, idle)} has no effect with expansion=0; leave one of them out")

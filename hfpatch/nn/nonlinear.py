@@ -39,10 +39,10 @@ def bottleneck_rank(hidden_size: int, rank: int | None) -> int:
     """
     if rank is None:
         if hidden_size % 2:
-            raise HfpatchError(f"hidden size {hidden_size} is odd, so rank=None (d/2) is undefined; give rank=N")
+            raise HfpatchError(f"hidden size {hidden_size} is odd, so the rank cannot be half of it; give rank=N")
         return hidden_size // 2
     if rank < 1:
-        raise HfpatchError(f"rank={rank} must be at least 1 (None takes half the hidden size)")
+        raise HfpatchError(f"rank={rank} must be at least 1 (left out, it is half the hidden size)")
     if rank > MAX_EXPANSION * hidden_size:
         raise HfpatchError(f"rank={rank} must be at most {MAX_EXPANSION} times the hidden size, {hidden_size}")
     return rank

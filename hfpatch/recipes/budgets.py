@@ -12,6 +12,7 @@ from typing import Any
 
 from hfpatch.errors import nearest
 from hfpatch.recipes.sizes import NO_SIZE, SIZES, has_open_size, share_of
+from hfpatch.recipes.strict import shown
 
 Budget = int | str
 """A number of parameters, or a share of the base's such as ``0.1%``."""
@@ -145,11 +146,11 @@ def _points(name: str, parts: Parts, shared: Sequence[Budget]) -> dict[str, list
 
 def _check(where: str, budgets: Any) -> None:
     if not isinstance(budgets, list | tuple):
-        raise ValueError(f"{where} is {budgets!r}; must be a list")
+        raise ValueError(f"{where} is {shown(budgets)}; must be a list")
     if wrong := [budget for budget in budgets if not is_budget(budget)]:
         raise ValueError(
-            f"{where} contains {wrong[0]!r}; must be a number of parameters, such as 65_000, or a share of the base's, "
-            "such as 0.1%"
+            f"{where} contains {shown(wrong[0])}; must be a number of parameters, such as 65_000, or a share of "
+            "the base's, such as 0.1%"
         )
     if len({isinstance(budget, str) for budget in budgets}) > 1:
         raise ValueError(f"{where} mixes numbers of parameters and shares of the base's; use one of them")

@@ -247,6 +247,11 @@ def write_yaml(value: Mapping[str, Any]) -> str:
     return text
 
 
+def shown(value: object) -> str:
+    """Return a value in a message as YAML spells it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+
+
 def read_override(override: str) -> tuple[str, object]:
     """Return the key and the value of ``key=value``, the value read as YAML.
 

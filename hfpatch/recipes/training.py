@@ -108,7 +108,7 @@ class LoopSettings(Section):
             if self.schedule not in schedules and self.changed([key]):
                 raise ValueError(
                     f"training.{key} is for training.schedule={' or '.join(schedules)}, and training.schedule is "
-                    f"{self.schedule}; leave it at {type(self).model_fields[key].default}"
+                    f"{self.schedule}; leave it out"
                 )
         if self.evaluate_every is None and (changed := self.changed(("patience", "keep_best"))):
             raise ValueError(

@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import Parts
 from hfpatch.recipes.data import DataSettings
-from hfpatch.recipes.strict import Section, check_once, read_override
+from hfpatch.recipes.strict import Section, check_once, read_override, shown
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, PretrainSettings, TrainingSettings
 
 Values: TypeAlias = dict[str, Any]
@@ -70,8 +70,10 @@ class TuningSettings(Section):
                 raise ValueError(f"grid.{key} has {count}; list two or more, or set {key} itself")
             for value in values:
                 if isinstance(value, dict | list) or (isinstance(value, str) and not _WORD.fullmatch(value)):
-                    raise ValueError(f"grid.{key} contains {value!r}; use numbers, truth values, null or single words")
-            texts = list(map(repr, values))
+                    raise ValueError(
+                        f"grid.{key} contains {shown(value)}; use numbers, truth values, null or single words"
+                    )
+            texts = list(map(shown, values))
             if repeated := next((text for text in texts if texts.count(text) > 1), None):
                 raise ValueError(f"grid.{key} lists {repeated} twice; name each once")
         return self

@@ -14,7 +14,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes import training as training_settings
 from hfpatch.recipes.comparison import Recipe, load_recipe
 from hfpatch.recipes.pretraining import StudyRecipe, load_pretraining
-from hfpatch.recipes.strict import flatten
+from hfpatch.recipes.strict import flatten, shown
 from hfpatch.recipes.tuning import tuning_seed
 from hfpatch.runs.locks import FOLDER as LOCKS
 from hfpatch.runs.records import ResultsHead
@@ -116,7 +116,7 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
 
 def difference_in(key: str, there: Any, here: Any) -> str:
     """Return how a setting of a folder differs from that of a command."""
-    shown_there, shown_here = ("not set" if value in (None, ABSENT) else repr(value) for value in (there, here))
+    shown_there, shown_here = ("not set" if value in (None, ABSENT) else shown(value) for value in (there, here))
     return f"{key} is {shown_there} there, {shown_here} here"
 
 

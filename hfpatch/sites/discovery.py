@@ -260,7 +260,7 @@ def select_sites(
         return chosen
     wanted = [layers] if isinstance(layers, int) else sorted(set(layers))
     if not wanted:
-        raise HfpatchError("layers_to_transform: no layer is given; leave it None for all")
+        raise HfpatchError("layers_to_transform: no layer is given; leave it out for all")
     for layer in wanted:
         reason = surveyed.skipped.get(layer) or reasons.get(layer)
         if reason is not None:

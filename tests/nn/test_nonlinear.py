@@ -81,7 +81,7 @@ def test_low_precision_input_is_computed_in_the_dtype_of_the_weights():
         ({"rank": 0}, "rank=0 must be at least 1"),
         ({"rank": -3}, "rank=-3 must be at least 1"),
         ({"rank": 10**12}, "rank=1000000000000 must be at most 1024 times the hidden size"),
-        ({"hidden_size": 15}, "hidden size 15 is odd, so rank=None"),
+        ({"hidden_size": 15}, "hidden size 15 is odd, so the rank"),
         ({"activation_name": "gleu"}, "did you mean 'gelu'"),
         ({"input_norm": "rms"}, "did you mean 'rmsnorm'"),
         ({"output_norm": "layer_norm"}, "did you mean 'layernorm'"),

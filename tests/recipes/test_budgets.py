@@ -106,7 +106,7 @@ def test_some_methods_of_a_recipe_with_budgets(read):
 BAD = [
     (["budgets=10_000"], "budgets is 10000; must be a list"),
     (["budgets=[0]"], "budgets contains 0; must be a number of parameters, such as 65_000, or a share"),
-    (["budgets=[true]"], "budgets contains True"),
+    (["budgets=[true]"], "budgets contains true"),
     (["budgets=[1.5]"], "budgets contains 1.5"),
     (["budgets=[10k]"], "budgets contains '10k'"),
     (["budgets=[0%]"], "budgets contains '0%'"),
