@@ -306,7 +306,7 @@ def test_a_unit_that_fails_hands_its_inputs_to_no_other(tmp_path, monkeypatch):
     edited = work.Job(plan, queue, {}, tmp_path, 1, EngineSettings(jobs=1), EDITED)
     (queue / work.OPEN).touch()
     for start in (work.work, work_there):
-        with pytest.raises(HfpatchError, match=r"^hfpatch's code is .* and 0 where the command was given; install"):
+        with pytest.raises(HfpatchError, match=r"^hfpatch's code is .* and 0 where the command was given: it was"):
             start(edited, 0)
     assert Entry.find(queue / "0.json").waits
 

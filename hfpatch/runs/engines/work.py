@@ -93,7 +93,10 @@ def work(job: Job, seat: int) -> None:
         if here != job.versions[name]
     ]
     if differ:
-        raise HfpatchError(f"{'; '.join(differ)}; install the same on all machines and repeat it with --resume")
+        raise HfpatchError(
+            f"{'; '.join(differ)}: it was changed since, or machines have different ones; use the same everywhere, and "
+            "repeat the command with --resume"
+        )
     with suppress(OSError):  # another machine need not have it, if all paths are absolute
         os.chdir(job.folder)
     worker = Worker(job, seat)
