@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hfpatch.errors import HfpatchError
-from hfpatch.support.files import temporary_path
+from hfpatch.support.files import temporary_path, why_not_written
 from hfpatch.support.provenance import command_line
 
 RENEW_S = 30.0
@@ -112,7 +112,8 @@ def _take(path: Path, holder: Holder, deadline: float) -> None:
             return _create(path, json.dumps(holder))
         except OSError as error:
             if not (isinstance(error, FileExistsError) and path.parent.is_dir()):
-                raise HfpatchError(f"{path}: cannot be written ({error.strerror}); choose another --out") from error
+                why = why_not_written(error)
+                raise HfpatchError(f"{path}: cannot be written ({why}); choose another --out") from error
             other = read_holder(path)
             if other and other.get("token") == holder["token"]:
                 return None  # NFS repeats a request whose answer was lost

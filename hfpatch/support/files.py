@@ -97,17 +97,21 @@ def clear_about_writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or error
-        if isinstance(error, FileExistsError):  # of mkdir
-            kind = "a link to nothing" if Path(error.filename).is_symlink() else "not a folder"
-            why = f"{error.filename} is {kind}"
-        raise _WriteError(path, why) from error
+        raise _WriteError(path, why_not_written(error)) from error
     except SafetensorError as error:
         if (reason := _IO_ERROR.search(str(error))) is None:
             raise
         raise _WriteError(path, reason[1]) from error
     except _WriteError as error:  # with this path, not the temporary one
         raise _WriteError(path, error.reason) from error
+
+
+def why_not_written(error: OSError) -> str:
+    """Return why a file cannot be written, in the system's words or, where its folder is none, in clearer ones."""
+    if isinstance(error, FileExistsError):  # of mkdir
+        kind = "a link to nothing" if Path(error.filename).is_symlink() else "not a folder"
+        return f"{error.filename} is {kind}"
+    return error.strerror or str(error)
 
 
 def write_text(path: Path, text: str) -> None:
