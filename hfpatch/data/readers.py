@@ -126,6 +126,8 @@ def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     rows = filter(None, reader)  # without blank lines
     try:
         header = next(rows, [])
+        if twice := [name for name in header if header.count(name) > 1]:
+            raise HfpatchError(f"{path}:{reader.line_num}: several columns are called {twice[0]!r}; rename them")
         for row in rows:
             where = f"{path}:{reader.line_num}"
             if len(row) != len(header):

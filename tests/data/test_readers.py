@@ -153,6 +153,7 @@ def damaged_parquet():
         ("a.jsonl.zst", zst(jsonl({"text": "x" * 999}))[:-9], "a.jsonl.zst: cannot be read .*Truncated"),
         ("a.csv", b"text,n\none\n", "a.csv:2: has 1 fields, the first line 2; quote commas"),
         ("a.csv", b'text\n"one\n', "a.csv:2: not valid CSV"),
+        ("a.csv", b"\ntext,n,text\none,1,two\n", "a.csv:2: several columns are called 'text'; rename them"),
         ("a.csv", b"txt\none\n", r"a.csv:2: no column 'text' \(did you mean 'txt'\?\)"),
         ("a.json", b'[{"text": "one"}, 3]', "a.json, row 2: is a JSON int; each row must be an object"),
         ("a.json", b'[{"text": "one"}', "a.json: not valid JSON .*; it must be a list of objects"),
