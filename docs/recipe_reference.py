@@ -323,7 +323,8 @@ def commands_page():
             names = ", ".join(f"`{each}`" for each in [*option.opts, *option.secondary_opts])
             is_argument = option.param_type_name == "argument"
             key = f"`{option.metavar or option.name.upper()}`" if is_argument else names
-            value = "" if option.default in (None, False) else f"`{option.default}`"
+            default = option.opts[0] if option.default is True else option.default
+            value = "" if default in (None, False) else f"`{default}`"
             default = "**required**" if option.required else value
             rows[key] = f"| {cell(key)} | {default} | {cell(plain(option.help or ''))} |"
         heading = f"hfpatch {name}"
