@@ -158,13 +158,15 @@ class ComparisonResults(Tabular):
     def only(self, methods: Collection[str]) -> ComparisonResults:
         """Return the results of some methods and the baseline, with the p-values and verdicts of the whole comparison.
 
-        A warning says so.
+        A warning says so where any is left out.
 
         Raises:
             HfpatchError: if there is no such method, or none is named.
         """
         check_chosen(methods, self.methods, self.baseline, self.name)
         kept = {name: method for name, method in self.methods.items() if name in {self.baseline, *methods}}
+        if len(kept) == len(self.methods):
+            return self
         shown = len(kept) - (self.baseline in kept)
         note = (
             f"Shown are {shown} of {len(self.others)} methods: p-values and verdicts are those of the whole "

@@ -110,6 +110,7 @@ def test_a_report_of_some_methods_has_the_verdicts_of_the_whole(run_dir, raw, tm
     out = tmp_path / "some"
     report = write_report([run_dir], out, methods=["lora"])
     assert list(some.methods) == ["baseline", "lora"]
+    assert whole.only(whole.others) is whole  # of which nothing is to say
     assert some.comparisons == [
         one for one in whole.comparisons if one.method == "lora" and one.reference == "baseline"
     ]
