@@ -119,6 +119,11 @@ def _add_part(model: Any, name: str, part: PeftConfig, seed: int | None) -> None
         with refusing_wrong_values(part):
             inject_adapter_in_model(part, model, name)  # add_adapter would then deactivate the other adapters
         model.peft_config = {**before, name: part}
+    if name not in stack(model):
+        raise HfpatchError(
+            f"{method_name(part)}: PEFT changes none of the modules that it is to adapt here (many of its layers take "
+            "torch.nn.Linear alone); name others in target_modules"
+        )
 
 
 def unpatch(model: Model) -> Model:
