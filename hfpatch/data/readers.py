@@ -54,10 +54,10 @@ def read_rows(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]]:
         if rows.format != "text":
             raise HfpatchError(f"{path}: a .txt file has no columns; data.format={rows.format} needs .jsonl or another")
         yield from ((str(path), {rows.columns[0]: text}) for text in _read_text(path))
-    elif kind == ".parquet":
-        yield from _read_parquet(path, rows)
+    elif kind in (".csv", ".parquet"):
+        yield from (_read_csv if kind == ".csv" else _read_parquet)(path, rows)
     else:
-        yield from {".jsonl": read_json_lines, ".json": _read_json, ".csv": _read_csv}[kind](path)
+        yield from (read_json_lines if kind == ".jsonl" else _read_json)(path)
 
 
 def _lines(path: Path, *, blank: bool = False) -> Iterator[tuple[int, str]]:
@@ -119,16 +119,16 @@ def _read_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{path}, row {number}", row
 
 
-def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_csv(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a table with commas, whose fields may be quoted and then span lines."""
     csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader((line for _, line in _lines(path, blank=True)), strict=True)
-    rows = filter(None, reader)  # without blank lines
+    lines = filter(None, reader)  # without blank ones
     try:
-        header = next(rows, [])
-        if twice := [name for name in header if header.count(name) > 1]:
+        header = next(lines, [])
+        if twice := [name for name in header if header.count(name) > 1 and rows.reads(name)]:
             raise HfpatchError(f"{path}:{reader.line_num}: several columns are called {twice[0]!r}; rename them")
-        for row in rows:
+        for row in lines:
             where = f"{path}:{reader.line_num}"
             if len(row) != len(header):
                 raise HfpatchError(f"{where}: has {len(row)} fields, the first line {len(header)}; quote commas")

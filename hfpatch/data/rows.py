@@ -121,8 +121,12 @@ class Rows:
                     f"{where}: no column {name!r}{nearest(name, present)}; the columns are: {listed}; "
                     f"set data.{key}{meant}"
                 )
+        return list(filter(self.reads, present))
+
+    def reads(self, column: str) -> bool:
+        """Whether a column is read where it exists."""
         optional = FOR_TEMPLATE if self.format != "text" else ()
-        return [name for name in present if name in self.columns or name in optional or name == self.group]
+        return column in (*self.columns, *optional, self.group)
 
     def _document(self, row: dict[str, Any], where: str) -> str | None:
         """Return the document of a row; None where a column is null or nothing is learned."""

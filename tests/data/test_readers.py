@@ -84,7 +84,7 @@ def test_txt_gives_its_documents_back(documents, separated):
 def test_csv_is_read_with_quoted_commas_and_lines(tmp_path, suffix, compress):
     texts = ["one, two", 'she said "no"', "two\nlines", "", "x" * 200_000]
     table = io.StringIO()
-    csv.writer(table).writerows([["n", "text"], *enumerate(texts)])
+    csv.writer(table).writerows([["", "text", ""], *(("x", text, number) for number, text in enumerate(texts))])
     path = tmp_path / f"a.csv{suffix}"
     path.write_bytes(compress(b"\xef\xbb\xbf\n" + table.getvalue().encode() + b"\r\n"))
     assert read(path) == texts
