@@ -46,6 +46,7 @@ def package(tmp_path, monkeypatch):
 
     files = {f"hfpatch.{name}": tmp_path / f"{name}.py" for name in ("low", "high")}
     monkeypatch.setattr(generated, "source_file", files.__getitem__)
+    monkeypatch.setattr(generated, "_folder", lambda root: None)
     generated._read.cache_clear()
     yield write
     generated._read.cache_clear()
@@ -68,11 +69,20 @@ def test_definitions_come_after_what_they_use_with_their_decorators_and_docstrin
     assert namespace["Path"] is Path
 
 
-def test_statements_stay_in_their_order(package):
-    package("", "A, B = 1, 2\nA = A + 5\nC = A\nA = 3\n\n\ndef high():\n    return A, B, C\n")
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("A, B = 1, 2\nA = A + 5\nC = A\nA = 3\nfound = A, B, C", (3, 2, 6)),
+        ("A = 1\nB = 0\nA = A + 5\nB = A\nA = A + 5\nfound = A, B", (11, 6)),  # a statement that comes twice
+        ("import math\nif math.pi:\n    math.sqrt(2)\n    math.seen = 1\nfound = math.ceil(2.5)", 3),
+        ("A = [1]\nif __name__ == '__main__':\n    A.append(2)\nfound = A", [1]),
+    ],
+)
+def test_a_copy_computes_the_same(package, code, value):
+    package("", f"{code}\n\n\ndef high():\n    return found\n")
     namespace = {}
-    exec(modelling_file("a test", "hfpatch.high", "high", stock=(), footer="found = high()"), namespace)
-    assert namespace["found"] == (3, 2, 6)
+    exec(modelling_file("a test", "hfpatch.high", "high", stock=(), footer="copied = high()"), namespace)
+    assert namespace["copied"] == value
 
 
 def test_one_name_from_two_modules_is_refused(package):
