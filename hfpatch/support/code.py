@@ -54,7 +54,8 @@ def hash_code(roots: Iterable[Any]) -> str:
     - A name in these definitions counts with the number, text, function or class that it is bound to now, and a
       function with those in its closure and its defaults; lists, dictionaries and other values that code may fill do
       not count, nor does what functions assign, nor where a folder is.
-    - Files that these definitions name count, if they are beside or below the source and not written by them.
+    - Files that these definitions name count, if they are beside or below the source and not written by them; also
+      absolute names, but for those in /proc.
     - Files that a source imports, at the top or in a function, count whole; of a package, all its files.
     - Installed packages count by version, see :func:`hfpatch.support.distributions.describe_package`, and the libraries
       whose versions results record do not count.
@@ -331,11 +332,12 @@ def _words(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def _files_read(parts: Iterable[_Part], file: Path) -> Iterator[str]:
-    """Yield name and hash of each file beside or below a source that its parts name."""
+    """Yield name and hash of each readable file that the parts of a source name, but for the system's own state."""
     texts = sorted({text for part in parts for text in part.files if 0 < len(text.encode(errors="replace")) < 200})
-    folders = [text for text in texts if (file.parent / text).is_dir()]
+    folders = [text for text in texts if os.path.isdir(file.parent / text)]  # noqa: PTH112  not is_dir, which raises
     for path in (Path(folder, text) for folder in ("", *folders) for text in texts):
-        if (file.parent / path).is_file():
+        is_file = os.path.isfile(file.parent / path) and os.access(file.parent / path, os.R_OK)  # noqa: PTH113
+        if is_file and not path.is_relative_to("/proc"):
             yield f"file {path.as_posix()} {sha256_file(file.parent / path)}"
 
 

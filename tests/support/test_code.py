@@ -151,6 +151,7 @@ FILLED = {
     "counter": BY.format("n", "0", "nonlocal n; n += 1"),
     "default": "def f(x, seen=[]):\n seen.append(x)\n",
     "single dispatch": "import functools\n@functools.singledispatch\ndef f(x):\n return x\n",
+    "state of the process": "def f(x):\n return open('/proc/self/io').read()\n",
     "count of instances": "class f:\n n = 0\n def __init__(self, x):\n  f.n += 1\n",
 }
 
