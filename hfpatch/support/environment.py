@@ -10,4 +10,5 @@ CPU_ONLY = "ACCELERATE_USE_CPU"
 
 def is_set(variable: str) -> bool:
     """Whether the launcher switched something on by an environment variable, in the words that accelerate takes."""
-    return os.environ.get(variable, "").lower() in ("y", "yes", "t", "true", "on", "1")
+    true = ("y", "yes", "t", "true", "on", "1") if variable == CPU_ONLY else ("true",)
+    return os.environ.get(variable, "").lower() in true
