@@ -180,11 +180,18 @@ def run_task(scorer: HfpatchLM, name: str, selection: Selection) -> Answered:
                 break
         if not where and not isinstance(error, TemplateError):
             frames = extract_tb(error.__traceback__)
-            if getfile(HfpatchLM) in [frame.filename for frame in frames]:  # of the model, not of the task
-                raise
+            files, what = {frame.filename for frame in frames}, f"{type(error).__name__}: {first_line(error)}"
+            if getfile(HfpatchLM) in files:  # of the model, not of the task
+                is_argument = isinstance(error, TypeError | ValueError | ArithmeticError)
+                if task.OUTPUT_TYPE != "generate_until" or not is_argument or getfile(torch.nn.Module) in files:
+                    raise
+                raise HfpatchError(
+                    f"task {name}: no text can be generated with {task.get_config('generation_kwargs')} ({what}); "
+                    "correct gen_kwargs, or the task's generation_kwargs"
+                ) from error
             raise HfpatchError(
-                f"task {name}: its prompts, filters or metrics fail ({type(error).__name__}: {first_line(error)}; "
-                f"{frames[-1].filename}, line {frames[-1].lineno}); correct the task or its settings"
+                f"task {name}: its prompts, filters or metrics fail ({what}; {frames[-1].filename}, line "
+                f"{frames[-1].lineno}); correct the task or its settings"
             ) from error
         raise HfpatchError(
             f"task {name}{where}: does not fit the task's templates ({type(reason).__name__}: {reason})"

@@ -248,13 +248,14 @@ def test_a_task_a_template_or_a_document_that_does_not_fit_is_named(
 
 
 def test_what_no_document_shows_is_said_in_one_line(taught, tokenizer, support, tmp_path):
-    """A measure that is not defined on the answers, examples without a text, no room or no token for a prompt."""
+    """A measure that no answer has, examples without a text, wrong arguments, no room or no token for a prompt."""
     kinds = {
         "choice": {"doc_to_choice": "{{words}}", "doc_to_target": "gold", "metric_list": [{"metric": "f1"}]},
         "several": {"doc_to_choice": "{{words}}", "doc_to_target": "{{[gold]}}", "num_fewshot": 1},
         "long": {"doc_to_target": "text", "generation_kwargs": {"until": ["."]}},
         "speech": {"doc_to_target": "text", "generation_kwargs": {"max_gen_toks": 4, "until": ["."]}},
     }
+    wrong = [{"temprature": 0.8}, {"do_sample": True}, {"until": None}, {"max_gen_toks": "four"}, {"num_beams": 0}]
     rows = [{"text": text, "words": ["one", "two", "three"], "gold": i} for i, text in enumerate(["Anna", "", "In"])]
     support.write_rows(tmp_path / "rows.jsonl", rows)
     for name, kind in kinds.items():
@@ -267,6 +268,10 @@ def test_what_no_document_shows_is_said_in_one_line(taught, tokenizer, support, 
     ]:
         with pytest.raises(HfpatchError, match=f"^task {name}[:,] {message}"):
             evaluate(taught, tokenizer, select(EvaluationSettings(tasks=(name,), include_path=str(tmp_path))))
+    for given in wrong:
+        chosen = EvaluationSettings(tasks=("speech",), include_path=str(tmp_path), gen_kwargs=given)
+        with pytest.raises(HfpatchError, match=r"^task speech: no text can be generated with .* \(\w+Error: .*; cor"):
+            evaluate(taught, tokenizer, select(chosen))
     for size in (1, 2):  # with which lm-eval stops, or generates after padding
         chosen = EvaluationSettings(tasks=("speech",), include_path=str(tmp_path), batch_size=size)
         result = evaluate(taught, tokenizer, select(chosen))["speech"]
