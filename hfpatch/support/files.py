@@ -108,7 +108,7 @@ def clear_about_writing(path: Path) -> Iterator[None]:
 
 def why_not_written(error: OSError) -> str:
     """Return why a file cannot be written, in the system's words or, where its folder is none, in clearer ones."""
-    if isinstance(error, FileExistsError):  # of mkdir
+    if isinstance(error, FileExistsError) and error.filename and not Path(error.filename).is_dir():  # of mkdir
         kind = "a link to nothing" if Path(error.filename).is_symlink() else "not a folder"
         return f"{error.filename} is {kind}"
     return error.strerror or str(error)

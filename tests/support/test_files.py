@@ -142,6 +142,14 @@ def test_a_link_to_nothing_is_no_folder_and_its_target_is_made_a_file(tmp_path, 
     assert link.read_text() == "x"
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_folder_that_exists_is_not_called_none(tmp_path, named):
+    """As some file systems say of a rename to a folder that another process made meanwhile."""
+    with pytest.raises(HfpatchError, match=r"run: cannot be written \(File exists\)"):  # noqa: SIM117
+        with atomic_directory(tmp_path / "run") as temporary:
+            raise FileExistsError(errno.EEXIST, "File exists", *[str(temporary)] * named)
+
+
 def test_a_mistake_of_the_user_inside_passes_through(tmp_path):
     with pytest.raises(HfpatchError, match=r"^mine$"), atomic_directory(tmp_path / "run"):
         raise HfpatchError("mine")
