@@ -56,7 +56,8 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
             drawn: Sequence[Any] = draw(n=n, eval_doc=asked if from_scored else eval_doc, **options)
             while len(others := [other for other in drawn if other != asked and read(other) != as_read]) < n:
                 more += n - len(others)  # in a split with another name, or again in the same one
-                drawn = draw(n=n + more, eval_doc=asked, **options)
+                is_all = n + more == len(task.sampler.df)  # of which lm-eval would draw one more, to leave out
+                drawn = draw(n=n + more, eval_doc=None if is_all else asked, **options)
         except (ValueError, AssertionError) as error:
             raise HfpatchError(
                 f"task {name}: {n} few-shot examples cannot be chosen ({first_line(error)}); lower num_fewshot"

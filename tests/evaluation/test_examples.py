@@ -126,6 +126,15 @@ def test_a_document_that_is_there_again_with_another_number_is_no_example(tmp_pa
     assert result.few_shot.own_left_out
 
 
+@pytest.mark.parametrize("name", ["test alone", "a copy"])
+@pytest.mark.parametrize("sampler", ["default", "first_n"])
+def test_all_other_documents_can_be_examples(write, support, tokenizer, name, sampler):
+    folder = write(**SPLITS[name][0], fewshot_config={"sampler": sampler})
+    prompts, _ = asked(folder, support, tokenizer, shots=23)
+    assert own_shown(prompts) == 0
+    assert all(len({*prompt.split("Q: ")[1:]}) == 24 for _, prompt in prompts)
+
+
 def test_too_many_examples_are_one_line(write, support, tokenizer):
     with pytest.raises(HfpatchError, match=r"task after: 24 few-shot examples cannot be chosen .*; lower num_fewshot"):
         asked(write(), support, tokenizer, shots=24)
