@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -332,7 +333,7 @@ def _measured(key: str, text: _Text, used: Sequence[tuple[_Text, Chosen]], uses:
 
 
 def _origin(text: _Text) -> tuple[str, str | None, str | None]:
-    return text.file.info.source, text.file.info.config, text.file.info.revision
+    return os.path.realpath(text.file.info.source), text.file.info.config, text.file.info.revision
 
 
 def _cuts(reading: Sequence[DataSettings]) -> tuple[set[int], set[int]]:

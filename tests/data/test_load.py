@@ -314,7 +314,7 @@ def test_a_group_is_not_trained_on_and_measured_where_texts_overlap(tmp_path, to
     assert len(splits.held_out) == 20
 
 
-@pytest.mark.parametrize("kind", ["column", "pattern", "saved", "hub", "token_file"])
+@pytest.mark.parametrize("kind", ["column", "pattern", "saved", "hub", "token_file", "another path"])
 def test_a_group_that_two_slices_share_is_not_trained_on_and_measured(tmp_path, tokenizer, monkeypatch, kind):
     """Articles of ten paragraphs, all different: the slices cut the third and have no paragraph in common."""
     rows = [
@@ -332,6 +332,8 @@ def test_a_group_that_two_slices_share_is_not_trained_on_and_measured(tmp_path, 
         monkeypatch.setattr(datasets, "load_dataset", lambda *args, split, **kwargs: [table for _ in split])
     settings = DataSettings(source=source, group=group, block_size=200, layout="padded")
     head, tail = (settings.model_copy(update={"split": f"train{part}"}) for part in ("[:25]", "[25:]"))
+    if kind == "another path":
+        tail = tail.model_copy(update={"source": f"{tmp_path}/../{tmp_path.name}/a.jsonl"})
     other = tail
     if kind == "token_file":
         documents = filtered_documents(open_corpus(tail), tail)
