@@ -21,7 +21,7 @@ from hfpatch.support.version import __version__
 from hfpatch.surgery.bases import bytes_of, fingerprint
 from hfpatch.surgery.card import base_licence, patch_card, shown_base
 from hfpatch.surgery.manifest import FORMAT, MANIFEST, Adapter, Base, Fingerprint, Manifest
-from hfpatch.tuners.adapters import active_adapters, adapter_parameters, stack, wrappers_of_others
+from hfpatch.tuners.adapters import active_adapters, adapter_parameters, stack_to_save, wrappers_of_others
 from hfpatch.tuners.config import home_of, method_name
 
 _Identity = tuple[tuple[int, ...], torch.dtype, str]
@@ -44,7 +44,7 @@ def write_patch(model: Any, folder: Path, directory: Path) -> None:
     kind = {"model_type": model.config.model_type, "class": type(model).__name__}
     base = Base(**printable({**named, **kind}), fingerprint=Fingerprint(**fingerprint(model)))
     adapters, written = [], Counter[_Identity]()
-    for name, config in stack(model).items():
+    for name, config in stack_to_save(model).items():
         part, tensors = folder / name, tensors_of(model, name)
         part.mkdir(exist_ok=True)
         try:

@@ -10,8 +10,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.tuners.adapters import AdapterWrapper, Model, require_unmerged, stack
-from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.adapters import AdapterWrapper, Model, require_unmerged, stack_to_save
 from hfpatch.tuners.layer import MethodLayer
 
 _SCALED = "_hfpatch_scaled"  # of a LoRA layer: by adapter its factor at scale 1, and the one that was put in its place
@@ -61,17 +60,7 @@ def scale_patch(model: Model, scale: float) -> Model:
 def require_as_trained(model: nn.Module) -> None:
     """Raise :class:`HfpatchError` if a saved patch would not compute what the model does: merged, scaled, reordered."""
     require_unmerged(model)  # a patch names the base by its weights
-    configs = stack(model)
-    for host in model.modules():
-        layers = [child for child in host.children() if isinstance(child, MethodLayer) and child.configs]
-        acting = [layer.method.spec.label for layer in layers]
-        held = [config for name, config in configs.items() if any(name in layer.configs for layer in layers)]
-        loaded = [*dict.fromkeys(config.spec.label for config in held if isinstance(config, MethodConfig))]
-        if acting != loaded:
-            raise HfpatchError(
-                f"since an adapter was deleted, the order is {', '.join(acting)}, and once loaded it would be "
-                f"{', '.join(loaded)}; unpatch the model, and patch it without the deleted adapter"
-            )
+    stack_to_save(model)  # there is an order to save them in
     if is_scaled(model):
         raise HfpatchError(
             "the patch is scaled, but a folder stores it as trained; call hfpatch.scale_patch(model, 1) before, "

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import survey
+from hfpatch.tuners.layer import MethodLayer
 from hfpatch.tuners.model import detach_layers, restore_wrapped
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -43,6 +46,31 @@ def stack(model: nn.Module) -> dict[str, PeftConfig]:
     layers = [module for module in model.modules() if isinstance(module, AdapterWrapper)] if configs else []
     held = {name for layer in layers for name in layer._get_available_adapters()}
     return {name: config for name, config in configs.items() if name in held}
+
+
+def stack_to_save(model: nn.Module) -> dict[str, PeftConfig]:
+    """Return the same in an order in which injected adapters act as these do: another one, if adapters were deleted.
+
+    At each attention the kinds act in the order of their first adapters.
+
+    Raises:
+        HfpatchError: if there is none.
+    """
+    configs, before, order = stack(model), defaultdict[str, set[str]](set), dict[str, PeftConfig]()
+    for host in model.modules():
+        layers = [child for child in host.children() if isinstance(child, MethodLayer)]
+        kinds = list(filter(None, ([name for name in layer.configs if name in configs] for layer in layers)))
+        for names in (*kinds, [names[0] for names in kinds]):
+            for name, following in pairwise(names):
+                before[following].add(name)
+    while left := [name for name in configs if name not in order]:
+        if (ready := next((name for name in left if before[name] <= order.keys()), None)) is None:
+            raise HfpatchError(
+                f"since an adapter was deleted, {' and '.join(left)} act in different orders in different layers, as "
+                "no saved patch does; unpatch the model, patch it without the deleted adapter, and train it again"
+            )
+        order[ready] = configs[ready]
+    return order
 
 
 @contextmanager

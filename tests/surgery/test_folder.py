@@ -326,6 +326,14 @@ def deleted_and_added(model, tmp_path):
     model.set_adapter(["second", "third"])
 
 
+def deleted_the_first(model, tmp_path):
+    """Its kind acts before one that was injected before the others of its kind."""
+    hfpatch.patch(model, [PreProjectionConfig(), LoraConfig(target_modules=["q_proj"]), CanonConfig()])
+    model.add_adapter(PreProjectionConfig(), "last")
+    model.delete_adapter("pre_projection")
+    model.set_adapter(["lora", "canon", "last"])
+
+
 def deleted_and_none_is_active(model, tmp_path):
     hfpatch.patch(model, [LoReFTConfig(layers_to_transform=[0]), NonlinearQueryConfig(rank=3)])
     model.set_adapter("loreft")
@@ -359,7 +367,14 @@ def refused_by_peft(model, tmp_path):
         model.add_adapter(LoraConfig(target_modules=["nothing"]), "second")
 
 
-HISTORIES = [deleted_and_added, deleted_and_none_is_active, loaded_by_transformers, refused_by_hfpatch, refused_by_peft]
+HISTORIES = [
+    deleted_and_added,
+    deleted_the_first,
+    deleted_and_none_is_active,
+    loaded_by_transformers,
+    refused_by_hfpatch,
+    refused_by_peft,
+]
 
 
 @pytest.mark.parametrize("history", HISTORIES)
@@ -372,10 +387,11 @@ def test_a_model_with_a_history_is_saved_as_it_computes(history, tmp_path):
 
 
 def test_an_order_that_no_stack_has_is_refused(tmp_path):
-    model = hfpatch.patch(make_model("llama"), [PreProjectionConfig(), CanonConfig(), PreProjectionConfig()])
+    first = PreProjectionConfig(layers_to_transform=[0])
+    model = hfpatch.patch(make_model("llama"), [first, CanonConfig(), PreProjectionConfig()])
     hfpatch.save_patch(model, tmp_path / "p")
     model.delete_adapter("pre_projection")
-    with pytest.raises(HfpatchError, match=r"is pre-projection, canon, and .* be canon, pre-pro"):
+    with pytest.raises(HfpatchError, match="canon and pre_projection_2 act in different orders"):
         hfpatch.save_patch(model, tmp_path / "q")
     assert not (tmp_path / "q").exists()
 
