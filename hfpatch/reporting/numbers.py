@@ -157,13 +157,15 @@ def why_text(verdict: Verdict) -> str:
 def needs_text(asked: Verdict | PlannedQuestion) -> str:
     """Return what would decide an undecided pair, ``7 seeds or 900 documents``; nothing where it is not known.
 
-    Where neither number alone would, more of both do: that makes every interval as narrow as one likes.
+    Where neither number alone would, more of both do: that makes every interval as narrow as one likes. Nothing
+    decides a difference of 0 without a margin.
     """
     needs = [f"{asked.seeds_needed} seeds"] if asked.seeds_needed is not None else []
     if asked.documents_needed is not None:
         in_groups = isinstance(asked, Verdict) and asked.clusters is not None
         needs.append(f"{asked.documents_needed:,} {'groups' if in_groups else 'documents'}")
-    if not needs and isinstance(asked, Verdict) and asked.outcome == "undecided" and not asked.why:
+    is_open = isinstance(asked, Verdict) and asked.outcome == "undecided" and not asked.why
+    if is_open and not needs and (asked.difference or asked.margin):
         return "more of both seeds and documents"
     return " or ".join(needs)
 

@@ -98,6 +98,7 @@ def test_a_size_without_its_interval_has_two_digits_where_these_are_known(differ
         ("equivalent", {"margin": 0.02}, "equivalent within 0.02", "equivalent within 0.02"),
         ("undecided", {"seeds_needed": 7}, "undecided (needs 7 seeds)", "undecided (needs 7 seeds)"),
         ("undecided", {}, *["undecided (needs more of both seeds and documents)"] * 2),
+        ("undecided", {"difference": 0.0}, "undecided", "undecided"),  # which no number decides
         ("undecided", {"reason": {"text": "one seed"}}, "undecided (one seed)", "undecided (one seed)"),
         (
             "not tested",
