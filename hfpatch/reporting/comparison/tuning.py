@@ -49,7 +49,7 @@ def tuning_sections(results: ComparisonResults, figures: Sequence[doc.Figure]) -
         f"which no final run uses, at the learning rates {rates}.{added} The loss on {documents} documents "
         f"({tokens} tokens), set aside from the training text and contained in no task, decided; a trial that "
         "diverged counts as infinite. What the choice may be worth: a quarter of the larger excess loss of the two "
-        "rates beside it, where no loss counts above the untrained base's."
+        "rates beside it, where no loss counts above the one before training."
     )
     # the choice for each method
     chosen = []

@@ -110,7 +110,7 @@ def test_the_first_sentence_and_the_differences_say_the_same(asked):
     same = asked(0.05, 0.1, p=0.5, margin=0.6)
     table = difference_table(same)
     assert "is it better? 1 (margin 3.16 %), " in table.caption
-    assert "The level of a question is 5 %" in table.caption
+    assert "share a level of 5 %" in table.caption
     outcomes = {(row.cells[0].lines, row.keys["task"]): str(row.cells[-1]) for row in table.rows}
     assert outcomes[(SKIP, "lora"), (TEXT,)] == "equivalent within 3.16 %"
 
