@@ -234,6 +234,11 @@ def _score(scorer: HfpatchLM, name: str, selection: Selection, storage: Storage)
 
     scores = {key.removesuffix(",none"): value for key, value in answered.output["results"][name].items() if "," in key}
     metrics = {key: float(value) for key, value in scores.items() if "_stderr" not in key}
+    if not metrics:
+        raise HfpatchError(
+            f"task {name}: lm-eval gives it no score; set a metric of its output_type, {task.OUTPUT_TYPE}, in its "
+            "metric_list"
+        )
     primary = primary_metric(name, list(metrics))
     if not math.isfinite(metrics[primary]):
         raise BrokenModelError(

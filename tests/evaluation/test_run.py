@@ -253,6 +253,11 @@ def test_what_no_document_shows_is_said_in_one_line(taught, tokenizer, support, 
         "choice": {"doc_to_choice": "{{words}}", "doc_to_target": "gold", "metric_list": [{"metric": "f1"}]},
         "several": {"doc_to_choice": "{{words}}", "doc_to_target": "{{[gold]}}", "num_fewshot": 1},
         "long": {"doc_to_target": "text", "generation_kwargs": {"until": ["."]}},
+        "unmeasured": {
+            "output_type": "loglikelihood_rolling",
+            "doc_to_target": "text",
+            "metric_list": [{"metric": "acc"}],
+        },
         "speech": {"doc_to_target": "text", "generation_kwargs": {"max_gen_toks": 4, "until": ["."]}},
     }
     wrong = [{"temprature": 0.8}, {"do_sample": True}, {"until": None}, {"max_gen_toks": "four"}, {"num_beams": 0}]
@@ -264,6 +269,7 @@ def test_what_no_document_shows_is_said_in_one_line(taught, tokenizer, support, 
     for name, message in [
         ("choice", r"its prompts, filters or metrics fail \(ValueError: Target is multiclass.*, line \d+\); correct"),
         ("several", r"its prompts, filters or metrics fail \(AssertionError: Answer is not a string!.*; correct"),
+        ("unmeasured", r"lm-eval gives it no score; set a metric of its output_type, loglikelihood_r"),
         ("long", r"document 0: max_gen_toks is 256, and the longest row 128 tokens, prompt included; set a smaller"),
     ]:
         with pytest.raises(HfpatchError, match=f"^task {name}[:,] {message}"):
