@@ -295,12 +295,13 @@ def test_what_is_no_mistake_in_a_document_is_not_hidden(taught, tokenizer, data_
 
 def test_each_template_is_compiled_once_and_only_while_an_evaluation_runs(taught, tokenizer, data_dir, monkeypatch):
     compiled, real = [], type(env).compile
+    selection = select(settings("arc_easy"), data_dir)  # which compiles them, too, if it loads the task
 
     def noted(self, source, *rest):
         compiled.append(source)
         return real(self, source, *rest)
 
     monkeypatch.setattr(type(env), "compile", noted)
-    evaluate(taught, tokenizer, select(settings("arc_easy"), data_dir))
+    evaluate(taught, tokenizer, selection)
     assert 0 < len(compiled) == len(set(compiled))
     assert "from_string" not in vars(env)
