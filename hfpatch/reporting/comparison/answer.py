@@ -140,13 +140,9 @@ def _sentence(results: ComparisonResults, verdict: Verdict) -> Finding:
         text = f"is {size} {side} {other}{ends}"
     if verdict.tone == "undecided":
         needs = needs_text(verdict)
-        why = (
-            f" ({verdict.why})"
-            if verdict.why
-            else f"; at this difference, {needs} would decide it in 80 % of cases"
-            if needs
-            else ""
-        )
+        why = f"; at this difference, {needs} would decide it in 80 % of cases" if needs else ""
+        if verdict.why:
+            why = f" ({verdict.why})"
         text += f": undecided{why}. {_alone(results, verdict)}".rstrip(". ")
     elif verdict.tone == "same":
         text += f": {outcome.verb}{outcome.within}"

@@ -123,7 +123,10 @@ def difference_table(results: ComparisonResults) -> Table:
         + (f" (margin {listed(list(margins[question]))})" if question in margins else "")
         for question, size in sizes.items()
     )
-    levels = "All tests of a question share a level of 5 %. A corrected interval is one of 1 − level in results.csv."
+    levels = (
+        "All tests of a question share a level of 5 %. The confidence level of a corrected interval is 1 − level in "
+        "results.csv."
+    )
     tests = f" Tests of each question: {families}. {levels}" if sizes else ""
     left_out = [f"{absent} that are in the answer or not decided"] * bool(absent)
     left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
