@@ -44,8 +44,8 @@ class _Pretraining(NamedRecipe):
     tokenizer: TokenizerSettings
     """The tokenizer."""
     evaluation_data: DataSettings | None = None
-    """Text whose loss is measured: ``held_out`` of its documents, or else all, less those that are trained on; None
-    takes those held out of ``data``."""
+    """Text whose loss is measured: ``held_out`` of its documents or, without it, all that are not trained on; None
+    takes the documents held out of ``data``."""
     training: PretrainSettings = PretrainSettings()
     """The optimiser and its schedule."""
 

@@ -48,14 +48,14 @@ def hash_code(roots: Iterable[Any]) -> str:
     What counts:
 
     - A function or a class counts with the file of its source. Of this file count the definitions that it names, at any
-      depth, and all statements that run at import: those that define nothing, and definitions with a decorator that is
-      the user's own, which may register them. Comments, docstrings, formatting and the order of definitions and imports
+      depth, and all statements that run at import: any but definitions, and definitions with a decorator from the
+      user's code, which may register them. Comments, docstrings, formatting and the order of definitions and imports
       do not count.
     - A name in these definitions counts with the number, text, function or class that it is bound to now, and a
       function with those in its closure and its defaults; lists, dictionaries and other values that code may fill do
       not count, nor does what functions assign, nor where a folder is.
-    - Files that these definitions name count, if they are beside or below the source and not written by them; also
-      absolute names, but for those in /proc.
+    - Files that these definitions name count, if they are beside or below the source and not written by them; so do
+      absolute paths, except in /proc.
     - Files that a source imports, at the top or in a function, count whole; of a package, all its files.
     - Installed packages count by version, see :func:`hfpatch.support.distributions.describe_package`, and the libraries
       whose versions results record do not count.

@@ -113,7 +113,7 @@ class Engine:
 
 @dataclass
 class _Seat:
-    """A worker of one execution, whom its units name by the number of those that were started before."""
+    """A worker; ``Entry.seat`` of the units that it takes is its index in ``_Dispatch.seats``."""
 
     worker: Worker
     slot: int  # its share of the devices
