@@ -9,12 +9,12 @@ import safetensors.torch
 import torch
 from damage import WRONG, damaged, places
 from families import logits_of, make_model, make_tokens, perturb
-from peft import IA3Config, LoraConfig, PeftConfig, PeftModel
+from peft import IA3Config, LNTuningConfig, LoraConfig, PeftConfig, PeftModel
 
 import hfpatch
 from hfpatch import CanonConfig, HfpatchError, LoReFTConfig, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.budget import attention_modules
-from hfpatch.tuners.adapters import stack
+from hfpatch.tuners.adapters import activate_adapters, active_adapters, stack
 
 PARTS = ("pre_projection", "lora", "nonlinear_query")
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -303,13 +303,27 @@ def test_tensors_that_are_not_those_that_were_saved(folder):
     assert len(stack(hfpatch.load_patch(make_model("llama"), folder / "lora"))) == 1
 
 
-@pytest.mark.parametrize("active", [[*PARTS], ["lora"], ["nonlinear_query", "pre_projection"], []])
-def test_the_same_adapters_are_active_afterwards(active, tmp_path):
-    model, tokens = patched(), make_tokens()
-    model.set_adapter(active)
+def with_copies(model):
+    """Parts some of whose modules, the copy and the norms, compute with one adapter alone."""
+    copied = LoraConfig(r=2, modules_to_save=["embed_tokens"], target_modules=["q_proj"])
+    return [copied, PreProjectionConfig(content_skip=True), LNTuningConfig(target_modules=["input_layernorm"])]
+
+
+@pytest.mark.parametrize(
+    ("make", "active"),
+    [
+        *((parts, active) for active in ([*PARTS], ["lora"], ["nonlinear_query", "pre_projection"], [])),
+        *((with_copies, active) for active in (["lora", "pre_projection"], ["pre_projection", "lora"], ["ln_tuning"])),
+    ],
+)
+def test_the_same_adapters_are_active_afterwards(make, active, tmp_path):
+    model, tokens = make_model("llama"), make_tokens()
+    hfpatch.patch(model, make(model))
+    perturb(model, std=0.2)
+    activate_adapters(model, active)
     fresh = hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"), trainable=True)
     assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
-    assert fresh.active_adapters() == active
+    assert active_adapters(fresh) == fresh.active_adapters() == active
     flags = {name for name, p in model.named_parameters() if p.requires_grad}
     assert {name for name, p in fresh.named_parameters() if p.requires_grad} == flags
     assert bool(flags) == bool(active)

@@ -24,7 +24,7 @@ from peft_methods import OPTIONS
 from torch import nn
 
 import hfpatch
-from hfpatch import HfpatchError, NonlinearLoraConfig, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.tuners.adapters import stack
 
@@ -102,20 +102,6 @@ def test_nonlinear_query_and_lora_give_the_same_in_either_order(case, form):
     assert torch.equal(trained, other_trained)
 
 
-def test_lora_is_added_to_the_nonlinear_query_not_put_through_it():
-    """Q = (2 x W_Q + f(x))/2 + LoRA(x), in both orders, against the product written out."""
-    model = make_model("llama")
-    hfpatch.patch(model, [NonlinearQueryConfig(), LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"])])
-    perturb(model, std=0.3)
-    attention = model.model.layers[0].self_attn
-    x = torch.randn(1, 3, 32)
-    q, layer = attention.q_proj, attention.hfpatch_query
-    a, b = q.lora_A["lora"].weight, q.lora_B["lora"].weight
-    f = NonlinearQueryConfig().nonlinear("query", layer.parts("nonlinear_query"), x)
-    expected = (2 * x @ q.base_layer.weight.T + f) / 2 + 2 * (x @ a.T @ b.T)
-    torch.testing.assert_close(q(x), expected, rtol=1e-5, atol=1e-5)
-
-
 def test_names():
     model = make_model("llama")
     hfpatch.patch(model, [lora(model), PreProjectionConfig(), lora(model)])
@@ -145,22 +131,6 @@ def test_the_seed_decides_every_part_and_without_one_the_configuration_keeps_its
     assert torch.equal(initial_values(seeded), initial_values(NonlinearQueryConfig(), seed=4))
     assert not torch.equal(initial_values(seeded), initial_values(seeded, seed=5))
     assert (seeded.seed, seeded.target_modules) == (4, None)  # a copy of it was changed
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda m: [PreProjectionConfig(dropout=0.5), lora(m, lora_dropout=0.5)],
-        lambda m: NonlinearLoraConfig(dropout=0.5),
-    ],
-)
-def test_dropout_is_off_on_a_model_in_evaluation_mode_and_on_in_training(make):
-    model, tokens = make_model("llama"), make_tokens()
-    hfpatch.patch(model, make(model))
-    perturb(model, std=0.3)
-    assert torch.equal(logits_of(model, tokens), logits_of(model, tokens))
-    model.train()
-    assert not torch.equal(logits_of(model, tokens), logits_of(model, tokens))
 
 
 @pytest.mark.parametrize("training", [False, True])

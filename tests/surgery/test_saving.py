@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from accelerate import cpu_offload, disk_offload
 from families import VOCABULARY, logits_of, make_model, make_tokens, perturb
-from peft import IA3Config, LNTuningConfig, LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -17,7 +17,6 @@ import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
 from hfpatch.surgery import part_files
 from hfpatch.surgery.bases import fingerprint, hash_weights
-from hfpatch.tuners.adapters import activate_adapters, active_adapters
 
 TENSORS = "adapter_model.safetensors"
 QUERIES = {"target_modules": ["q_proj"]}
@@ -124,20 +123,6 @@ def test_what_peft_saves_of_embeddings_is_loaded(case, options, tmp_path):
     for folder in (tmp_path / "by_peft", hfpatch.save_patch(model, tmp_path / "by_us")):
         fresh = hfpatch.load_patch(make_model(case), folder)
         assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
-
-
-@pytest.mark.parametrize("active", [["lora", "pre_projection"], ["pre_projection", "lora"], ["ln_tuning"], []])
-def test_modules_that_compute_with_one_adapter_keep_which_are_active(active, tmp_path):
-    copied = LoraConfig(r=2, modules_to_save=["embed_tokens"], **QUERIES)
-    norms = LNTuningConfig(target_modules=["input_layernorm"])
-    model = hfpatch.patch(make_model("llama"), [copied, PreProjectionConfig(content_skip=True), norms])
-    perturb(model, std=0.2)
-    activate_adapters(model, active)
-    flags = {name for name, p in model.named_parameters() if p.requires_grad}
-    fresh = hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"), trainable=True)
-    assert active_adapters(fresh) == active
-    assert {name for name, p in fresh.named_parameters() if p.requires_grad} == flags
-    assert torch.equal(logits_of(fresh, make_tokens()), logits_of(model, make_tokens()))
 
 
 @pytest.fixture(params=["cpu", "disk", "part"])
