@@ -4,34 +4,15 @@ import time
 
 import pytest
 import torch
+from tiny_runs import small_recipe
 
-from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs import costs
 from hfpatch.runs.costs import StepTime
 from hfpatch.runs.setup import set_up
 
 
-def small():
-    """A comparison of three methods whose steps take some milliseconds."""
-    return Recipe.model_validate(
-        {
-            "name": "small",
-            "model": {"name": "tinyworld/gpt-neox"},
-            "data": {"block_size": 32, "max_documents": 30},
-            "training": {"steps": 7, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0]},
-            "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 10},
-            "methods": {
-                "baseline": [],
-                "pre_projection": [{"type": "pre_projection"}],
-                "lora": [{"type": "lora", "match": "pre_projection"}],
-                "linear": [{"type": "pre_projection", "activation": "identity"}],
-            },
-        }
-    )
-
-
 def test_costs_are_measured_in_three_rounds_of_all_methods_on_the_same_blocks(monkeypatch):
-    setup = set_up(small())
+    setup = set_up(small_recipe("tinyworld/gpt-neox"))
     names, turns, real = [*dict(setup.base.model.named_parameters())], [], costs.time_step
 
     def timed(*given, least):
@@ -53,7 +34,7 @@ def test_costs_are_measured_in_three_rounds_of_all_methods_on_the_same_blocks(mo
 
 
 def test_costs_are_not_measured_where_there_is_no_time(monkeypatch):
-    setup = set_up(small())
+    setup = set_up(small_recipe("tinyworld/gpt-neox"))
     assert costs.measure_costs(setup, 0.01) == {}
     slow = StepTime(1e9, 1.0, 1)
     monkeypatch.setattr(costs, "time_step", lambda *_, **__: time.sleep(0.3) or slow)

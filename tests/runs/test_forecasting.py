@@ -22,7 +22,6 @@ from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.run import Storage, scorer_options
 from hfpatch.evaluation.selection import select
 from hfpatch.evaluation.sizing import collect_requests, row_operations, time_requests
-from hfpatch.recipes.comparison import Recipe
 from hfpatch.reporting.forecast import forecast_document
 from hfpatch.reporting.terminal import print_document
 from hfpatch.results.decision import Design
@@ -47,15 +46,11 @@ METHODS = {
 
 
 def make_recipe(**changes):
-    sections = {
-        "name": "small",
-        "model": {"name": MODEL},
-        "data": {"block_size": 32, "max_documents": 30, "held_out": 4},
-        "training": {"steps": 7, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]},
-        "evaluation": {"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": DOCUMENTS},
-        "methods": METHODS,
-    }
-    return Recipe.model_validate({**sections, **changes})
+    data = {"block_size": 32, "max_documents": 30, "held_out": 4}
+    training = {"steps": 7, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]}
+    evaluation = {"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": DOCUMENTS}
+    sections = {"data": data, "training": training, "evaluation": evaluation, "methods": METHODS}
+    return small_recipe(MODEL, **sections | changes)
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,16 @@
 from types import SimpleNamespace
 
-from hfpatch.recipes.comparison import Recipe
+from tiny_runs import small_recipe
+
 from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.records import Identity
 from hfpatch.runs.session import open_runs
 
 
 def test_a_methods_code_is_hashed_once_before_its_runs_are_there(tmp_path):
-    recipe = Recipe.model_validate(
-        {
-            "model": {"name": "tinyworld/gpt-neox"},
-            "name": "counted",
-            "data": {"source": "tinyworld/shifted"},
-            "training": {"steps": 2, "warmup_steps": 1, "seeds": [0, 1, 2]},
-            "evaluation": {"tasks": ["tinyworld_cloze"]},
-            "methods": {"baseline": [], "lora": [{"type": "lora", "r": 2}], "ia3": [{"type": "ia3"}]},
-        }
-    )
+    training = {"steps": 2, "warmup_steps": 1, "seeds": [0, 1, 2]}
+    methods = {"baseline": [], "lora": [{"type": "lora", "r": 2}], "ia3": [{"type": "ia3"}]}
+    recipe = small_recipe("tinyworld/gpt-neox", training=training, methods=methods)
     out, expected = tmp_path / "out", ["baseline · seed 0", "lora · seed 0", "ia3 · seed 0"]
     identified, shared = [], Identity(text="a" * 64)
 
