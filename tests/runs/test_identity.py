@@ -432,7 +432,8 @@ KEYS = {
         "name": "tinyworld/gpt2", "gguf_file": "small.gguf", "revision": "v2", "dtype": "bfloat16",
         "load_in_8bit": True, "load_in_4bit": True,
         "bnb_4bit_quant_type": (QUANTISED, "fp4"), "bnb_4bit_use_double_quant": (QUANTISED, True),
-        "attn_implementation": "eager", "trust_remote_code": True, "device_map": "cpu",
+        "attn_implementation": "eager", "trust_remote_code": True,
+        "device_map": ({"device_map": {"model.layers.0": 0, "lm_head": 1}}, {"": "cpu"}),
     },
     "data": {
         "source": "tinyworld/base", "config": ({"source": "a/b"}, "de"), "split": "train[:50%]",

@@ -161,6 +161,8 @@ def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(st
     again = compare(study(), out, resume=True)
     assert "Seeds changed when results existed already" in " ".join(again["warnings"])
     assert without_times(again["methods"]) == without_times(straight[1]["methods"])
+    for model in straight[0].rglob("model.safetensors"):
+        assert (out / model.relative_to(straight[0])).read_bytes() == model.read_bytes()
     assert compare(study(), out, resume=True, progress=Nothing()) == again
 
 

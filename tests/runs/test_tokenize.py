@@ -97,10 +97,14 @@ def test_training_on_a_token_file_is_training_on_its_text(tmp_path):
 def test_a_recipe_whose_tokenizer_is_tinyworlds_runs_offline(tmp_path, capsys):
     small = ["architecture.n_layer=1", "architecture.n_embd=8", "architecture.n_head=1", "data.max_documents=40"]
     short = ["training.steps=1", "training.warmup_steps=0", "training.batch_size=2"]
-    assert main(["pretrain", "tinyworld-gpt2", *small, *short, "--out", str(tmp_path / "out")]) == 0
-    assert read_json(tmp_path / "out" / "results.json")["data"]["layout"] == "stream"
+    measured = "evaluation_data={source: tinyworld/shifted, block_size: 32, max_documents: 10}"
+    assert main(["pretrain", "tinyworld-gpt2", *small, *short, measured, "--out", str(tmp_path / "out")]) == 0
+    assert f"report: {tmp_path / 'out' / 'report.html'}" in capsys.readouterr().out
+    results = read_json(tmp_path / "out" / "results.json")
+    assert results["data"]["layout"] == "stream"
+    assert results["methods"]["tinyworld-gpt2"]["runs"]["0"]["train"]["final_eval_loss"] > 0
+    assert results["comparisons"] == results["verdicts"] == []
     assert len(AutoTokenizer.from_pretrained(tmp_path / "out/runs/tinyworld-gpt2/seed-0/model")) == 512
-    capsys.readouterr()
 
 
 def test_the_command_writes_a_file_and_says_how_to_use_it(tmp_path, capsys, monkeypatch):

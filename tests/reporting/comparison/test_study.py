@@ -156,6 +156,7 @@ def test_a_variant_that_diverged_has_no_loss(results):
     gain, outcome, *_ = rows_of(headline_table(ComparisonResults.model_validate(raw)))["identity"]
     assert gain == "–"
     assert outcome.startswith("diverged at step 7")
+    assert "no result on" not in str(document_of(ComparisonResults.model_validate(raw)))
 
 
 def test_pairs_with_several_references_are_named(results):
