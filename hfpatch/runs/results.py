@@ -304,7 +304,7 @@ def publish_values(
     """
     records = Records({**_records(out, results.methods), **retention_records(out, results.methods)})
     path, *_ = [path for runs in records.runs.values() for path in runs.values()]  # documents are alike
-    run = next(run for method in results.methods.values() for run in method.runs.values())
+    run = next(run for method in results.methods.values() for run in method.runs.values() if run.evaluation)
     groups_of = ((task, records.read_groups(path, score)) for task, score in results.scores_of(run).items())
     groups = {task: groups for task, groups in groups_of if groups is not None}
     points = results.retention.points if results.retention is not None else []
