@@ -232,7 +232,10 @@ def _others_beside(module: nn.Module, names: tuple[str, ...]) -> dict[str, str]:
         others = [
             n
             for n, child in module.named_children()
-            if n != name and is_linear(unwrapped(child)) and re.search(rf"(?:^|_){name}_|_{name}$", n)
+            if n != name
+            and is_linear(inner := unwrapped(child))
+            and any(part is inner for part in child.modules())  # not an adapter's layer beside the projection
+            and re.search(rf"(?:^|_){name}_|_{name}$", n)
         ]
         if others:
             reasons[target] = f"{type(module).__name__} computes the {target} by {', '.join(others)}, too"

@@ -6,12 +6,13 @@ import pytest
 from families import FEW, make_config, make_model
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AlbertModel, AutoModelForCausalLM, ElectraForCausalLM, LayoutLMModel, PreTrainedModel
 
-from hfpatch import PreProjectionConfig, patch
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, patch_summary
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import Columns, Family, Projection, find_sites, register_family, select_sites, separate, survey
 from hfpatch.sites import family as registry
+from hfpatch.twins import twin
 
 
 def undeclared(case="llama", model_type="made_up"):
@@ -33,7 +34,8 @@ def declare(**changes):
 
 
 def facts(site):
-    return site.layer, site.path, site.exit_path, site.hidden_size, site.output_path, dict(site.projections)
+    paths = site.path, site.exit_path, site.output_path
+    return site.layer, *paths, site.hidden_size, dict(site.refusals), dict(site.projections)
 
 
 @pytest.mark.parametrize("case", FEW)
@@ -49,6 +51,15 @@ def test_sites_are_the_same_with_adapters_and_inside_a_peft_model(case):
         assert [facts(site) for site in find_sites(model)] == plain
         query = find_sites(model)[0].projection_module("query")
         assert not hasattr(query, "base_layer")
+
+
+@pytest.mark.parametrize("kind", [AlbertModel, ElectraForCausalLM, LayoutLMModel])
+def test_a_method_is_no_further_projection_of_what_it_changes(kind):
+    model = twin(kind.config_class(), kind)
+    plain = [facts(site) for site in find_sites(model)]
+    patch(model, NonlinearQueryConfig(targets=("query", "value")))
+    assert [facts(site) for site in find_sites(model)] == plain
+    assert not patch_summary(model).skipped
 
 
 def test_an_undeclared_type_is_refused_with_what_to_declare():
