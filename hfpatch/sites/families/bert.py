@@ -1,6 +1,7 @@
-"""BERT-like models, used as decoders: the wrapper around the attention adds the residual and may hold the norm.
+"""BERT's blocks in models where their structure does not show the site.
 
-The site is the inner module; the branch ends at the wrapper's output projection, before residual and norm.
+The wrapper around the attention adds the residual and may hold the norm. The site is the inner module; the branch ends
+at the wrapper's output projection, before residual and norm.
 """
 
 from dataclasses import replace
@@ -8,26 +9,10 @@ from dataclasses import replace
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import separate
 
+# GIT: beside a vision tower, with nothing that tells that the text tower is the language model
 BERT = Family(
-    name="bert",
-    model_types=(
-        "bert",
-        "bert-generation",
-        "camembert",
-        "data2vec-text",
-        "electra",
-        "ernie",
-        "git",
-        "megatron-bert",
-        "rembert",
-        "roberta",
-        "roberta-prelayernorm",
-        "roc_bert",
-        "roformer",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    ),
+    name="git",
+    model_types=("git",),
     layers="encoder.layer",
     attention="attention.self",
     qkv=separate(query="query", key="key", value="value"),

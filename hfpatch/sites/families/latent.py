@@ -1,23 +1,12 @@
 """Multi-head latent attention in blocks whose structure is ambiguous."""
 
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from torch import nn
 
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import Columns, Projection, Projections, divide, head_counts, latent, out_features
-
-LATENT = Family(
-    name="latent",
-    model_types=("minicpm3",),
-    layers="layers",
-    attention="self_attn",
-    qkv=latent,
-    output="o_proj",
-    factor=attrgetter("residual_scale"),
-)
 
 
 def query_and_gate(attention: nn.Module, config: Any) -> Projections:
@@ -27,23 +16,23 @@ def query_and_gate(attention: nn.Module, config: Any) -> Projections:
     return {"query": Projection(path, Columns(heads, width, 0, width - int(config.v_head_dim)), source="q_a_proj")}
 
 
-register_family(LATENT)
-register_family(replace(LATENT, name="axk2", model_types=("axk2",), qkv=query_and_gate, factor=None))
-register_family(
-    replace(
-        LATENT,
-        name="longcat_flash",
-        model_types=("longcat_flash",),
-        attention=("self_attn.0", "self_attn.1"),
-        factor=None,
-    )
+LONGCAT = Family(
+    name="longcat_flash",
+    model_types=("longcat_flash",),
+    layers="layers",
+    attention=("self_attn.0", "self_attn.1"),
+    qkv=latent,
+    output="o_proj",
 )
+
+register_family(LONGCAT)
+register_family(replace(LONGCAT, name="axk2", model_types=("axk2",), attention="self_attn", qkv=query_and_gate))
 register_family(
     replace(
-        LATENT,
+        LONGCAT,
         name="kimi_linear",
         model_types=("kimi_linear",),
-        factor=None,
+        attention="self_attn",
         attention_classes=("KimiLinearAttention",),  # the others are KimiLinearDeltaAttention, at the same path
     )
 )

@@ -1,9 +1,23 @@
 """Families with separate projections of queries, keys and values, at paths of their own."""
 
+import math
+from operator import attrgetter
+
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import gated, separate
 
 FAMILIES = (
+    # Beam: the branch is divided by the root of a number that counts the additions so far
+    Family(
+        name="beam",
+        model_types=("beam",),
+        layers="layers",
+        attention="self_attn",
+        qkv=separate(),
+        output="o_proj",
+        exit="post_attention_layernorm",
+        factor=lambda block: 1 / math.sqrt(attrgetter("attn_residual_add_idx")(block)),
+    ),
     # BLT (Byte Latent Transformer): three towers of blocks, and cross-attention between them, which is not patched
     Family(
         name="blt",
@@ -32,15 +46,6 @@ FAMILIES = (
         attention="multi_head_attention",
         qkv=separate(query="Wq", key="Wk", value="Wv"),
         output="dense",
-    ),
-    # GPT-Neo: global and local attention in a wrapper of one module
-    Family(
-        name="gpt_neo",
-        model_types=("gpt_neo",),
-        layers="h",
-        attention="attn.attention",
-        qkv=separate(),
-        output="out_proj",
     ),
     # MiMo V2 Flash: values have another head size than queries and keys, and there are learned sinks
     Family(
