@@ -64,7 +64,7 @@ def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | Non
     modules = ["hfpatch", *sorted({part.module for part in adapters if part.module})]
     imports = [f"    import {module}" for module in modules]
     both = " and ".join(f"`import {module}`" for module in modules)
-    kind = base.class_name if base.class_name in dir(transformers) else "AutoModelForCausalLM"
+    kind = base.class_name if base.class_name in transformers.__all__ else "AutoModelForCausalLM"
     model = f"{kind}.from_pretrained({name!r})"
     if name.startswith(_TINYWORLD) or name.endswith(SUFFIX):
         model = f"hfpatch.load_base({name!r}).model"
