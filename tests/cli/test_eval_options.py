@@ -85,6 +85,10 @@ MODEL = ("--model", "tinyworld/gpt2")
         ((*MODEL, "--num_fewshot"), "--num_fewshot: needs a value; write --num_fewshot VALUE"),
         ((*MODEL, "--gen_kwargs=temperature=0"), "gen_kwargs: none of the tasks generates text"),
         ((*MODEL, "--cluster", "kind"), 'cluster is "kind"; must be'),
+        ((*MODEL, "--cluster", "tinyworld_cloze=pasage"), "no column 'pasage' to be the cluster"),
+        ((*MODEL, "--cluster", "boolq=passage"), "cluster names 'boolq', which is not among tasks"),
+        ((*MODEL, "--tasks", "tinyworld_close"), "did you mean 'tinyworld_cloze'"),
+        ((*MODEL, "--tasks", ","), "tasks"),
         ((*MODEL, "--output", "x.json"), "--output x.json: is a folder"),
         ((*MODEL, "--json", "--latex"), "--json and --latex: print one of them"),
         (
