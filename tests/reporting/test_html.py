@@ -3,7 +3,6 @@ import gzip
 import hashlib
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -13,7 +12,6 @@ from hfpatch.reporting.comparison.document import RunData, comparison_document
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.document import Cell, Column, Document, Download, Part, Row, Section, Table
 from hfpatch.reporting.html import _download, html
-from hfpatch.results.folder import load_results
 
 VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
 
@@ -96,15 +94,6 @@ def test_ids_and_sections_are_unique_in_the_order_of_reading_and_references_reso
     assert {link[1:] for link in parsed.links if link.startswith("#")} <= set(parsed.ids)
     sections = [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]
     assert sections == ["answer", "cautions", "paired", "results", "protocol", "cite"]
-
-
-def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
-    results = load_results(Path(__file__).parents[2] / "results" / "quickstart-tuned")
-    parsed = Page()
-    parsed.feed(html(comparison_document([RunData("", results)])))
-    assert "differences" in parsed.ids
-    assert "attribution" in parsed.ids
-    assert len(parsed.ids) == len(set(parsed.ids))  # a section and its table with one id break the page's filters
 
 
 def test_an_outcome_that_only_a_mark_shows_is_read_out():
