@@ -137,7 +137,7 @@ class _Merge:
 
         The branch (``left``) can be merged where the output projection is its last module.
         """
-        site, factor = self.site, self.site.exit_factor
+        site = self.site
         if place == "left" and "stream" in config.acts_at():
             raise _cannot(config, site, "there is no matrix behind the block")
         if place not in config.acts_at():
@@ -147,31 +147,26 @@ class _Merge:
         matrix = self._matrix(site.output_path, module)
         if place == "left" and site.exit is not site.attention and unwrapped(site.exit) is not module:
             raise _cannot(config, site, f"{site.exit_path} comes between the output projection and the residual stream")
+        function: Callable[..., Tensor] = getattr(config, place)
+
+        def act(value: Tensor, read: Tensor) -> Tensor:
+            if place != "left":
+                return function(parts, value, read, method)
+            as_added = value * site.exit_factor
+            return value + (function(parts, as_added, read, method) - as_added) / site.exit_factor
+
         inputs, outputs = matrix.weight.shape
-        if place == "output":
-            (by_value, by_read), constant = _affine(
-                lambda o, a: config.output(parts, o, a, method), outputs, inputs, like=matrix
-            )
-            matrix.weight = _times(matrix.weight, by_value) + by_read
-            matrix.bias = matrix.bias @ by_value + constant
-        elif place == "left":
-            (by_value, by_read), constant = _affine(
-                lambda o, x: o + (config.left(parts, o * factor, x, method) - o * factor) / factor,
-                outputs,
-                site.hidden_size,
-                like=matrix,
-            )
-            if by_read.any():
-                raise _cannot(config, site, "no matrix leads from what enters the attention to the residual stream")
-            matrix.weight, matrix.bias = _times(matrix.weight, by_value), matrix.bias @ by_value + constant
-        else:
-            (by_value, by_read), constant = _affine(
-                lambda a, x: config.mixed(parts, a, x, method), inputs, site.hidden_size, like=matrix
-            )
-            if by_read.any():
-                raise _cannot(config, site, "the output projection does not read what enters the attention")
+        widths = inputs if place == "mixed" else outputs, inputs if place == "output" else site.hidden_size
+        (by_value, by_read), constant = _affine(act, *widths, like=matrix)
+        if place != "output" and by_read.any():
+            raise _cannot(config, site, "no matrix leads from what enters the attention to where it acts")
+        if place == "mixed":
             matrix.bias = matrix.bias + constant @ matrix.weight
             matrix.weight = by_value @ matrix.weight
+        else:
+            weight = _times(matrix.weight, by_value)
+            matrix.weight = weight + by_read if place == "output" else weight
+            matrix.bias = matrix.bias @ by_value + constant
 
     def entered(self, config: Any, parts: Parts, method: MethodSite) -> None:
         """Merge the change of the attention's input into all projections that read it.

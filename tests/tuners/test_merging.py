@@ -99,14 +99,8 @@ def test_merged_adapters_are_not_unpatched_folded_scaled_saved_or_deleted(tmp_pa
         wrapped.delete_adapter("default")
 
 
-@pytest.mark.parametrize(
-    ("stage", "why"),
-    [
-        ("mixed", "the output projection does not read what enters the attention"),
-        ("left", "no matrix leads from what enters the attention to the residual stream"),
-    ],
-)
-def test_what_no_matrix_computes_is_not_merged(stage, why):
+@pytest.mark.parametrize("stage", ["mixed", "left"])
+def test_what_no_matrix_computes_is_not_merged(stage):
     def act(self, parts, value, x, site):
         return value + parts["b"](parts["a"](x))
 
@@ -115,7 +109,7 @@ def test_what_no_matrix_computes_is_not_merged(stage, why):
         members["build"] = lambda self, site, seed: low_rank(site, seed, site.hidden_size)
         model = hfpatch.patch(make_model("llama"), defined(**members)())
         perturb(model)
-        with pytest.raises(HfpatchError, match=why):
+        with pytest.raises(HfpatchError, match="no matrix leads from what enters the attention to where it acts"):
             hfpatch.fold(model)
 
 
