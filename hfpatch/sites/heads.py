@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.sites.layouts import Projection
+from hfpatch.sites.family import Family
+from hfpatch.sites.layouts import Projections
 from hfpatch.sites.modules import has_module, submodule
 
 QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "q_b_norm")
@@ -78,31 +78,22 @@ class QueryHeads:
         return axis
 
 
-def query_heads(
-    attention: nn.Module,
-    config: Any,
-    projections: Mapping[str, Projection],
-    *,
-    norm: str | None = None,
-    heads_first: bool = False,
-) -> QueryHeads | None:
+def query_heads(attention: nn.Module, config: Any, projections: Projections, family: Family) -> QueryHeads | None:
     """Return the query heads of an attention module; None where no projection computes the query of whole heads.
 
-    ``norm`` and ``heads_first`` are those of the family; without a norm there, it is one of a common name.
+    Their norm is the family's; where it names none, one of a common name.
     """
     width = projections["query"].columns.size if "query" in projections else 0
     sizes = (getattr(attention, name, None) for name in HEAD_SIZES)
     size = next((size for size in sizes if isinstance(size, int) and size and width % size == 0), None)
     named = (getattr(attention, name, None) for name in HEAD_COUNTS)
     listed = next((number for number in named if isinstance(number, int)), None)
-    if size is not None:  # what the attention module says comes before its config
-        count: Any = width // size
-    else:
-        count = listed or getattr(config, "num_attention_heads", None)
+    # What the attention module says comes before its config
+    count: Any = width // size if size is not None else listed or getattr(config, "num_attention_heads", None)
     if not width or not isinstance(count, int) or not count or width % count:  # a list has a number for each stage
         return None
-    norm = norm or next((name for name in QUERY_NORMS if has_norm(attention, name)), None)
-    return QueryHeads(count, norm, heads_first or type(attention).__name__ in NORMED_WITH_HEADS_FIRST)
+    norm = family.query_norm or next((name for name in QUERY_NORMS if has_norm(attention, name)), None)
+    return QueryHeads(count, norm, family.heads_first or type(attention).__name__ in NORMED_WITH_HEADS_FIRST)
 
 
 def query_and_key_norms(attention: nn.Module) -> tuple[nn.Module, nn.Module] | None:

@@ -155,7 +155,7 @@ def read_site(
         attention=attention,
         hidden_size=features(reader)[0],
         projections=projections,
-        heads=query_heads(attention, config, projections, norm=family.query_norm, heads_first=family.heads_first),
+        heads=query_heads(attention, config, projections, family),
         output_path=exit_path if output is None else joined(path, output),
         exit_path=exit_path,
         exit=attention if family.exit is None else submodule(block, family.exit, of=of),
