@@ -203,9 +203,7 @@ class _Frame:
                 raise _Returned(None if node.value is None else self.value(node.value))
             case ast.If():
                 self.choice(node)
-            case ast.With() | ast.For() | ast.While():
-                self.statements(node.body)
-            case ast.Try():
+            case ast.With() | ast.For() | ast.While() | ast.Try():
                 self.statements(node.body)
             case _:  # raise, assert, pass, del, ...: nothing that passes a branch on
                 pass
@@ -365,17 +363,11 @@ class _Frame:
 
     def mentions_source(self, method: Any) -> bool:
         """Return whether a method calls the module that is followed, or one around it."""
+        if not hasattr(method, "__func__"):
+            return False
         inside = self.reader.source.removeprefix(self.at).lstrip(".").split(".")[0]
-        attributes = (
-            (
-                part.attr
-                for part in ast.walk(_definition(inspect.unwrap(method.__func__)))
-                if isinstance(part, ast.Attribute)
-            )
-            if hasattr(method, "__func__")
-            else ()
-        )
-        return inside in attributes
+        parts = ast.walk(_definition(inspect.unwrap(method.__func__)))
+        return any(isinstance(part, ast.Attribute) and part.attr == inside for part in parts)
 
     def module_called(self, path: str, args: list[Any], kwargs: Mapping[str, Any], branch: Branch | None) -> Any:
         source = self.reader.source
