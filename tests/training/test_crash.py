@@ -144,18 +144,12 @@ def test_a_gradient_that_is_not_finite_stops_before_it_does_harm(patched, tmp_pa
         return gradient * float("inf") if len(calls) == 3 else gradient
 
     weight.register_hook(hook)
-    with pytest.raises(HfpatchError, match=r"step 3: the loss is \d\.\d+ but its gradient is not finite, on blocks \["):
+    message = r"step 3: the loss is \d\.\d+ but its gradient is not finite, on blocks \[.*last good checkpoint is .*"
+    with pytest.raises(HfpatchError, match=rf"{message}checkpoints/step-00000002; .*on_bad_loss=skip"):
         run(model, tmp_path, save_every=2, max_grad_norm=clip, on_bad_loss="stop")
     assert all(torch.isfinite(value).all() for value in trainables(model).values())
     assert same(trainables(model), load(tmp_path, 2))
-
-
-def test_the_stop_names_the_last_good_checkpoint(patched, tmp_path):
-    with pytest.raises(
-        HfpatchError, match=r"the last good checkpoint is .*checkpoints/step-00000004; .*on_bad_loss=skip"
-    ):
-        run(spoil(patched(), 6, float("nan")), tmp_path, save_every=2, on_bad_loss="stop")
-    assert len(metrics_of(tmp_path)) == 5
+    assert len(metrics_of(tmp_path)) == 2
 
 
 def test_early_stopping_ends_with_the_best_weights_and_resumes_to_its_end(patched, tmp_path):

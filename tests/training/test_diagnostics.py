@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from architectures.formulas import nonlinear
 from families import make_config
-from reference import ACTIVATIONS, layer_norm, rms_norm
+from models.test_build import ATTENTIONS, build, projection
+from torch.nn.functional import linear
 from training_blocks import make_blocks, metrics_of, run_pretrain, same, trainables
 
 from hfpatch.errors import HfpatchError
@@ -24,11 +26,6 @@ from hfpatch.training.diagnostics import (
 )
 
 STEPS = 6
-ATTENTIONS = {
-    "gpt2": ("transformer.h.{}.attn", "c_attn", "c_attn.paths.query"),
-    "gpt_neox": ("gpt_neox.layers.{}.attention", "query_key_value", "query_key_value.paths.query"),
-    "llama": ("model.layers.{}.self_attn", "q_proj", "q_proj.paths.query"),
-}
 FORMS = {
     "identity": {"path": "nonlinear"},
     "fused": {"path": "nonlinear", "fused": True},
@@ -39,45 +36,29 @@ FORMS = {
 }
 
 
-def build(case, form):
-    model = build_scratch(make_config(case), ScratchSettings(query=FORMS[form]), seed=3)
-    generator = torch.Generator().manual_seed(5)
-    for parameter in model.parameters():  # gains off one, biases off zero
-        if parameter.dim() == 1:
-            parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
-    return model.eval()
-
-
 def f_and_anchor(path, query, x):
     """Return f and A of a layer by the formulas, from its parameters by name and what it read."""
-    weight = {name: value.double() for name, value in path.state_dict().items()}
-    anchor = x
-    if query.get("anchor") == "weight":
-        anchor = x @ weight["anchor.weight"].T + weight.get("anchor.bias", 0)
+    weight = {name.removesuffix(".weight"): value.double() for name, value in path.state_dict().items()}
+    anchor = linear(x, weight["anchor"], weight.get("anchor.bias")) if "anchor" in weight else x
     if query["path"] == "residual":
-        return x @ weight["f.weight"].T, anchor
-    z = x
-    if query.get("input_norm") != "none" and "f.norm_in.weight" in weight:
-        z = rms_norm(x, weight["f.norm_in.weight"])
-    f = ACTIVATIONS[query.get("activation", "gelu")](z @ weight["f.up.weight"].T) @ weight["f.down.weight"].T
-    return layer_norm(f, weight["f.norm_out.weight"]) if "f.norm_out.weight" in weight else f, anchor
+        return x @ weight["f"].T, anchor
+    options = {name: value for name, value in query.items() if name in ("activation", "input_norm", "output_norm")}
+    return nonlinear(x, {name.removeprefix("f."): value for name, value in weight.items()}, **options), anchor
 
 
 def expected(model, case, form, blocks):
     """Return (layer, size, cosine, size beside x) by plain torch, block by block, over all tokens that are text."""
-    attention, reads, path = ATTENTIONS[case]
     query, rows = FORMS[form], []
     for layer in (0, 1):
         taken = {}
-        reader = model.get_submodule(f"{attention.format(layer)}.{reads}")
+        reader = model.get_submodule(f"{ATTENTIONS[case].format(layer)}.{projection(case)}")
         handle = reader.register_forward_pre_hook(lambda _, args, taken=taken: taken.update(x=args[0].double()))
         numbers = []
         for row in range(min(DIAGNOSED_BLOCKS, len(blocks))):
             item = {name: value[None] for name, value in blocks[row].items() if name != "labels"}
             with torch.no_grad():
                 model(**item, use_cache=False)
-            module = model.get_submodule(f"{attention.format(layer)}.{path}")
-            f, anchor = f_and_anchor(module, query, taken["x"])
+            f, anchor = f_and_anchor(reader.paths["query"], query, taken["x"])
             text = int(blocks.sizes[blocks.offsets[row] : blocks.offsets[row + 1]].sum())
             for f_t, a_t, x_t in zip(f[0, :text], anchor[0, :text], taken["x"][0, :text], strict=True):
                 cosine = float(f_t @ a_t / (f_t.norm() * a_t.norm()))
@@ -99,7 +80,7 @@ def expected(model, case, form, blocks):
 )
 @pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
 def test_it_is_the_formula_on_what_the_layer_reads(case, form, layout):
-    model, blocks = build(case, form), make_blocks(layout=layout, documents=30)
+    model, blocks = build(case, **FORMS[form]), make_blocks(layout=layout, documents=30)
     assert len(blocks) > DIAGNOSED_BLOCKS
     diagnosed = diagnose(model, blocks, step=7, batch_size=3)
     wanted = expected(model, case, form, blocks)
@@ -129,9 +110,9 @@ def run(model, folder, *, held_out=True, **values):
     return run_pretrain(model, make_blocks(), folder, **values)
 
 
-def nonlinear(dropout=0.0, form="identity"):
+def made(dropout=0.0):
     config = make_config("gpt2", resid_pdrop=dropout, embd_pdrop=dropout)
-    return build_scratch(config, ScratchSettings(query=FORMS[form]), seed=3)
+    return build_scratch(config, ScratchSettings(query=FORMS["identity"]), seed=3)
 
 
 def without_seconds(folder):
@@ -139,7 +120,7 @@ def without_seconds(folder):
 
 
 def test_a_run_writes_them_at_the_start_on_time_and_at_the_end_and_trains_as_without(tmp_path):
-    with_them, without = nonlinear(dropout=0.2), nonlinear(dropout=0.2)
+    with_them, without = made(dropout=0.2), made(dropout=0.2)
     run(with_them, tmp_path / "with", diagnose_every=4)
     run(without, tmp_path / "without")
     assert [(line["step"], line["layer"]) for line in metrics_of(tmp_path / "with", "diagnostics")] == [
@@ -176,7 +157,7 @@ def test_neither_they_nor_the_evaluation_count_in_a_steps_seconds(tmp_path, monk
     def tick(module, args):
         clock[0] += module.training
 
-    model = nonlinear()
+    model = made()
     model.register_forward_pre_hook(tick)
     result = run(model, tmp_path, diagnose_every=1, evaluate_every=1)
     assert clock[0] == 2 * 7 * 1000.0 + 6
@@ -185,22 +166,19 @@ def test_neither_they_nor_the_evaluation_count_in_a_steps_seconds(tmp_path, monk
 
 
 def test_missing_lines_are_refused(tmp_path):
-    run(nonlinear(), tmp_path, diagnose_every=2)
+    run(made(), tmp_path, diagnose_every=2)
     whole = (tmp_path / "diagnostics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "diagnostics.jsonl").write_text("".join(whole[:4]))
     with pytest.raises(HfpatchError, match=r"diagnostics\.jsonl: lines up to step 6 are missing"):
-        run(nonlinear(), tmp_path, resume=True, diagnose_every=2)
-    (tmp_path / "metrics.jsonl").unlink()
-    with pytest.raises(HfpatchError, match=r"metrics\.jsonl: lines up to step 6 are missing"):
-        run(nonlinear(), tmp_path, resume=True, diagnose_every=2)
+        run(made(), tmp_path, resume=True, diagnose_every=2)
 
 
 def test_a_diverged_run_is_measured_where_it_ended(tmp_path):
     values = {"diagnose_every": 4, "lr": 1e4, "warmup_steps": 0, "max_grad_norm": None, "diverged_above": 50.0}
-    result = run(nonlinear(), tmp_path, **values)
+    result = run(made(), tmp_path, **values)
     assert 0 < result.diverged_step < STEPS
     assert {line["step"] for line in metrics_of(tmp_path, "diagnostics")} >= {0, result.diverged_step}
-    again = run(nonlinear(), tmp_path, resume=True, **values)
+    again = run(made(), tmp_path, resume=True, **values)
     assert again.diverged_step == result.diverged_step
 
 
@@ -222,7 +200,7 @@ def test_what_is_no_number_is_null(tmp_path):
 
 def test_there_must_be_something_to_measure_on(tmp_path):
     with pytest.raises(HfpatchError, match=r"diagnose_every needs held-out text, .* set data\.held_out"):
-        run(nonlinear(), tmp_path, held_out=False, diagnose_every=2)
+        run(made(), tmp_path, held_out=False, diagnose_every=2)
 
 
 @pytest.mark.parametrize(
