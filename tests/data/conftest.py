@@ -5,6 +5,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from hfpatch.data.blocks import IGNORE
 from hfpatch.data.tokenizer import END_OF_TEXT, train_tokenizer
 
 TEXTS = [
@@ -46,6 +47,20 @@ def with_start(tokenizer, start=END_OF_TEXT, template="{0} $A"):
 def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def pieces_of(blocks):
+    """Return the ids and the labels of each piece of text in the rows, of which nothing else is learned."""
+    pieces = []
+    for index in range(len(blocks)):
+        row, start = blocks[index], 0
+        for size in blocks.sizes[blocks.offsets[index] : blocks.offsets[index + 1]].tolist():
+            part = slice(start, start + size)
+            pieces.append((row["input_ids"][part].tolist(), row["labels"][part].tolist()))
+            assert "position_ids" not in row or row["position_ids"][part].tolist() == list(range(size))
+            start += size
+        assert (row["labels"][start:] == IGNORE).all()
+    return pieces
 
 
 def stream_rows(documents, size, start=()):

@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
-from data.conftest import write_rows
+from data.conftest import pieces_of, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
@@ -132,25 +132,14 @@ def test_blocks_have_the_labels_of_each_conversation_by_itself(chat, tmp_path, l
         again = load_splits(data, chat, cache_dir=tmp_path / "cache")
     for splits in (first, again):
         for blocks, documents in ((splits.train, expected[:14]), (splits.held_out, expected[15:])):
-            pieces = [piece for index in range(len(blocks)) for piece in pieces_of(blocks, index)]
-            key = lambda pair: [tuple(part) for part in pair]  # noqa: E731
-            assert sorted(map(key, pieces)) == sorted(
-                [tuple(ids), (IGNORE, *labels[1:])] for ids, labels in ((a.tolist(), b.tolist()) for a, b in documents)
-            )
+            wanted = [(ids.tolist(), [IGNORE, *labels[1:].tolist()]) for ids, labels in documents]
+            assert sorted(pieces_of(blocks)) == sorted(wanted)
             labelled = sum(int((labels[1:] != IGNORE).sum()) for _, labels in documents)
             assert blocks.count_predicted(range(len(blocks))) == blocks.to_json()["predicted_tokens"] == labelled
             assert blocks.tokens == sum(len(ids) for ids, _ in documents)
     assert first.train.sha256 == again.train.sha256
     half = first.train.take(np.arange(len(first.train))[::2])
     assert half[1]["labels"].tolist() == first.train[2]["labels"].tolist()
-
-
-def pieces_of(blocks, index):
-    row, start = blocks[index], 0
-    for size in blocks.sizes[blocks.offsets[index] : blocks.offsets[index + 1]].tolist():
-        yield row["input_ids"][start : start + size].tolist(), row["labels"][start : start + size].tolist()
-        start += size
-    assert (row["labels"][start:] == IGNORE).all()
 
 
 def test_the_hash_and_the_cache_follow_the_template(chat, tmp_path):
