@@ -92,16 +92,8 @@ def write_task(folder, name, **config):
 
 def task_result(task, primary="acc", higher=True, **fields):
     """Return the result of a task without scores but for what is given."""
-    given = {
-        "n": 0,
-        "metrics": {},
-        "stderr": {},
-        "num_fewshot": 0,
-        **dict.fromkeys(OF_TASK, ""),
-        "version": "1",
-        **fields,
-    }
-    return TaskResult(task=task, primary=primary, higher_is_better=higher, **given)
+    given = {"n": 0, "metrics": {}, "stderr": {}, "num_fewshot": 0, **dict.fromkeys(OF_TASK, ""), "version": "1"}
+    return TaskResult(task=task, primary=primary, higher_is_better=higher, **given | fields)
 
 
 def write_record(folder, task, metric, values, **columns):

@@ -33,18 +33,11 @@ def write(tmp_path, support):
         rows = [{"question": f"What comes after {n}?", "answer": f"{n + 1}", "group": f"g{n % 6}"} for n in range(48)]
         for name, part in (("rows", rows[:24]), ("other", rows[24:])):
             support.write_rows(tmp_path / f"{name}.jsonl", part)
-        files = {
-            "train": f"{tmp_path}/rows.jsonl",
-            "copy": f"{tmp_path}/rows.jsonl",
-            "other": f"{tmp_path}/other.jsonl",
-        }
+        files = dict(zip(("train", "copy", "other"), ("rows", "rows", "other"), strict=True))
+        data = {"data_files": {split: f"{tmp_path}/{name}.jsonl" for split, name in files.items()}}
         word = {"output_type": "loglikelihood", "doc_to_text": "Q: {{question}} A:", "doc_to_target": "{{answer}}"}
-        write_task(
-            tmp_path,
-            "after",
-            **word,
-            **{"dataset_kwargs": {"data_files": files}, "metric_list": [{"metric": "acc"}], **keys},
-        )
+        task = {**word, "dataset_kwargs": data, "metric_list": [{"metric": "acc"}], **keys}
+        write_task(tmp_path, "after", **task)
         return tmp_path
 
     return written

@@ -156,6 +156,7 @@ def test_nan_stops_with_the_document_and_keeps_what_was_scored(support, tokenize
     assert model.training
 
 
+ACC = [{"metric": "acc"}]
 SHARED = {"text": "Anna left the lamp in t", "word": "he", "wrong": "is", "gold": 0}  # " the" is one token
 KINDS = {
     "word": {"output_type": "loglikelihood", "doc_to_target": "{{word}}"},
@@ -166,9 +167,7 @@ KINDS = {
 def write_words(folder, support, rows, kind):
     """Write a task whose targets follow the context without a space."""
     support.write_rows(folder / "rows.jsonl", rows)
-    write_task(
-        folder, "words", **KINDS[kind], doc_to_text="{{text}}", target_delimiter="", metric_list=[{"metric": "acc"}]
-    )
+    write_task(folder, "words", **KINDS[kind], doc_to_text="{{text}}", target_delimiter="", metric_list=ACC)
     return EvaluationSettings(tasks=("words",), include_path=str(folder))
 
 
@@ -210,10 +209,8 @@ def test_decisions_between_equal_scores_are_counted(support, tokenizer, tmp_path
     ]
     assert not list(tie_cautions({"words": result.model_copy(update={"n": 100})}, "it"))
     rows = [{**row, "wrong": " coin"} for row in rows[:1]]
-    assert (
-        evaluate(support.gpt2(), tokenizer, select(write_words(tmp_path, support, rows, "choice")))["words"].ties
-        is None
-    )
+    other = evaluate(support.gpt2(), tokenizer, select(write_words(tmp_path, support, rows, "choice")))
+    assert other["words"].ties is None
 
 
 def test_a_tokenizer_of_another_model_or_without_tokens_is_refused(support, tokenizer, data_dir):
@@ -253,11 +250,7 @@ def test_what_no_document_shows_is_said_in_one_line(taught, tokenizer, support, 
         "choice": {"doc_to_choice": "{{words}}", "doc_to_target": "gold", "metric_list": [{"metric": "f1"}]},
         "several": {"doc_to_choice": "{{words}}", "doc_to_target": "{{[gold]}}", "num_fewshot": 1},
         "long": {"doc_to_target": "text", "generation_kwargs": {"until": ["."]}},
-        "unmeasured": {
-            "output_type": "loglikelihood_rolling",
-            "doc_to_target": "text",
-            "metric_list": [{"metric": "acc"}],
-        },
+        "unmeasured": {"output_type": "loglikelihood_rolling", "doc_to_target": "text", "metric_list": ACC},
         "speech": {"doc_to_target": "text", "generation_kwargs": {"max_gen_toks": 4, "until": ["."]}},
     }
     wrong = [{"temprature": 0.8}, {"do_sample": True}, {"until": None}, {"max_gen_toks": "four"}, {"num_beams": 0}]

@@ -99,15 +99,6 @@ def test_permutation_intervals_cover_at_their_rate():
     assert 0.92 < np.mean(covered) < 0.98
 
 
-def test_the_part_of_documents_by_hand():
-    differences, weights = np.array([1.0, 0.0, 0.0, -1.0, 1.0]), np.ones(5)
-    part = stats.over_documents(differences, weights)
-    assert part == pytest.approx((differences.std(ddof=1) / math.sqrt(5), 4))
-    added = stats.over_documents(differences, weights, shares=True)
-    assert added == pytest.approx((np.std([1, 0, 0, -1, 1, 1, -1], ddof=1) / math.sqrt(7), 6))
-    assert stats.over_documents(np.zeros(98), np.ones(98), shares=True).error == pytest.approx(math.sqrt(2 / 99) / 10)
-
-
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize(
     ("differences", "weights"), [([1.0, 2.0], [3.0, 0.0]), ([1.0, 0.0, 0.0], [3.0, 0.0, 0.0])], ids=["other", "alone"]
