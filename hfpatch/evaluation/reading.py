@@ -122,4 +122,6 @@ def read_metric(path: Path, metric: str) -> tuple[list[str], list[Any]]:
         rows = read_lines(path)
         return [row["doc_hash"] for row in rows], [math.nan if row[metric] is None else row[metric] for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HfpatchError(f"{path}: not a record of {metric} ({error!r}); evaluate this run again") from error
+        raise HfpatchError(
+            f"{path}: not a record of {metric} ({error!r}); delete this run's result.json and use --resume"
+        ) from error

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
+from hfpatch.errors import HfpatchError
 from hfpatch.recipes.strict import validate
 from hfpatch.results.layout import Cost, LayerSeries, Run
 from hfpatch.results.parts import Part, TaskResult, TrainResult, Values
@@ -28,11 +29,19 @@ class Stored(Part):
     """A JSON file; where it is ``as_given``, without the fields that were not given."""
 
     as_given: ClassVar[bool] = False
+    remedy: ClassVar[str] = "restore it, or delete it, and --resume makes it again"
 
     @classmethod
     def read(cls: type[AnyFile], path: Path) -> AnyFile:
-        """Return the content of a file."""
-        return validate(read_json(path), cls, str(path))
+        """Return the content of a file.
+
+        Raises:
+            HfpatchError: if it is damaged, with what can be done.
+        """
+        try:
+            return validate(read_json(path), cls, str(path))
+        except HfpatchError as error:
+            raise HfpatchError(f"{error}; {cls.remedy}") from error
 
     def to_json(self) -> dict[str, Any]:
         """Return the content."""
@@ -49,6 +58,7 @@ class Identity(Stored):
     :data:`hfpatch.runs.identity.NAMES` says what each is.
     """
 
+    remedy: ClassVar[str] = "restore it, or choose another folder"
     base_weights: str | None = None
     base_buffers: str | None = None
     base_config: str | None = None
@@ -123,6 +133,7 @@ class EvaluationIdentity(Stored):
     """
 
     as_given = True
+    remedy = Identity.remedy
     models: dict[str, Values]
     settings: Values = Field(default_factory=dict)
     limits: dict[str, int | None] = Field(default_factory=dict)

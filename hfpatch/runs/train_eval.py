@@ -177,7 +177,8 @@ class TrainEvalSession:
                 else:
                     progress.finished(run.name, measure_further(unit, setup, progress))
         except HfpatchError as error:
-            raise HfpatchError(f"{run.name}: {error}") from error
+            name = f"look at {unit.seeds} seeds" if unit.action == "look" else run.name
+            raise HfpatchError(f"{name}: {error}") from error
 
     def measure_costs(self) -> None:
         """Measure what a training step of each method costs, once, for at most a twentieth of the run's time.

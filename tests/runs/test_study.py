@@ -172,6 +172,19 @@ def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(st
     assert compare(study(), out, resume=True, progress=Nothing()) == again
 
 
+@pytest.mark.parametrize("name", ["results.json", "questions.json", "result.json", "evaluations/held_out_text.jsonl"])
+def test_a_damaged_file_can_be_made_again(straight, tmp_path, no_report, name):
+    out, asked = shutil.copytree(straight[0], tmp_path / "out"), study(margin={"nats_per_token": 0.5})
+    run = out / "runs/linear/seed-0"
+    damaged = run / name if (run / name).exists() else out / name
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    message = refused(compare, asked, out, resume=True)
+    assert str(damaged) in message
+    assert "--resume" in message
+    (run / "result.json" if "result.json" in message else damaged).unlink()  # as the message says
+    assert without_times(compare(asked, out, resume=True)["methods"]) == without_times(straight[1]["methods"])
+
+
 def test_an_engine_that_gives_up_the_devices_leaves_the_report_to_be_written(straight, tmp_path, monkeypatch):
     @contextmanager
     def of_devices(settings, progress):
@@ -228,6 +241,8 @@ def test_seeds_grow_until_the_pair_is_decided(tmp_path, no_report):
     assert results["runs_saved"] == 2 * (4 - 2)
     assert results["verdicts"][0]["outcome"] == "equivalent"
     narrow = study(training=looks, tuning=None, margin={"nats_per_token": None})
+    (tmp_path / "out/runs/linear/seed-1/evaluations/held_out_text.jsonl").write_text("")
+    assert refused(compare, narrow, tmp_path / "out", resume=True).startswith("look at 2 seeds: ")
     assert [unit.seeds for unit in plan_runs(narrow, tmp_path).units if unit.action == "look"] == [2, 3, 4]
 
 
