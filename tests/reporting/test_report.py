@@ -189,7 +189,7 @@ def test_reporting_loads_no_torch():
 
 @pytest.mark.slow
 def test_two_hundred_methods_take_seconds_and_few_megabytes(tmp_path):
-    folder = write_big_run(tmp_path, methods=200, tasks=5, seeds=3, documents=50, steps=50)
+    folder = write_big_run(tmp_path, methods=200, tasks=5, seeds=3, steps=50)
     started = time.process_time()
     report = write_report(folder)
     assert time.process_time() - started < 20

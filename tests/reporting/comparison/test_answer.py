@@ -303,7 +303,7 @@ def test_noise_that_the_intervals_do_not_cover_is_named(build, raw, seeds, start
 
 
 def test_no_verdict_is_compared_with_all_others(tmp_path, monkeypatch):
-    results = load_results(write_big_run(tmp_path, methods=5, tasks=1, seeds=1, documents=2, steps=0))
+    results = load_results(write_big_run(tmp_path, methods=5, tasks=1, seeds=1))
     compared = []
     monkeypatch.setattr(Verdict, "__eq__", lambda one, other: compared.append(other) or one is other)
     assert sentences(results).items

@@ -101,7 +101,7 @@ def test_the_data_of_the_figures(build, raw):
 
 
 def test_figures_show_the_surest_differences_whichever_way_they_go(tmp_path):
-    folder = write_big_run(tmp_path, methods=40, tasks=2, seeds=1, documents=2, steps=0)
+    folder = write_big_run(tmp_path, methods=40, tasks=2, seeds=1)
     results = load_results(folder)
     surest = {}
     for pair in results.comparisons:
