@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from own_methods import forgotten
+from own_tasks import write_task
 
 from hfpatch import HfpatchError
 from hfpatch.__main__ import main
@@ -37,17 +38,7 @@ class Method(hfpatch.MethodConfig):
     def value(self, parts, v, x, site):
         return v + parts["up"](x)
 """
-TASK = """
-task: of_a_stranger
-dataset_path: json
-dataset_kwargs: {data_files: rows.jsonl}
-test_split: train
-output_type: multiple_choice
-doc_to_text: %s
-doc_to_choice: "{{choices}}"
-doc_to_target: "{{gold}}"
-metric_list: [{metric: acc}]
-"""
+TASK = {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": "{{gold}}"}
 TEMPLATE = "{{ cycler.__init__.__globals__.os.makedirs('ran', 511, True) or question }}"
 BASE = {
     "name": "theirs",
@@ -95,10 +86,10 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "strange_module.py").write_text(METHOD)
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "theirs.yaml").write_text(TASK % "!function strange.text")
+    write_task(tmp_path / "tasks", "of_a_stranger", **TASK, doc_to_text="!function strange.text")
     (tmp_path / "tasks" / "strange.py").write_text(f"{RAN}\ndef text(doc):\n    return doc['question']\n")
     rows = [{"question": f"q{n}", "choices": ["a", "b"], "gold": 0} for n in range(4)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "tasks" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "model").mkdir()
     config = "from transformers import PreTrainedConfig\nclass Config(PreTrainedConfig):\n    model_type = 'strange'\n"
     (tmp_path / "model" / "strange.py").write_text(RAN + config)
@@ -160,7 +151,7 @@ def test_pretraining_recipes_name_kernels_alone(here):
 
 def test_a_task_of_include_path_runs_code_without_naming_any(here):
     """So the folder as a whole is code: its templates are not confined."""
-    (here / "tasks" / "theirs.yaml").write_text(TASK % f'"{TEMPLATE}"')
+    write_task(here / "tasks", "of_a_stranger", **TASK, doc_to_text=TEMPLATE)
     assert main(["compare", "task files.yaml"]) == 2
     assert not (here / "ran").exists()
     options = ["--tasks", "of_a_stranger", "--include-path", "tasks", "--no-cache"]

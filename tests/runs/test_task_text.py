@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from own_tasks import write_task
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import load_tasks
@@ -12,17 +13,7 @@ from hfpatch.results import load_results
 from hfpatch.runs import compare, forecast, train
 from hfpatch.tinyworld import documents
 
-TASK = """
-task: riddle
-dataset_path: json
-dataset_kwargs:
-  data_files: {folder}/riddles.jsonl
-test_split: train
-output_type: multiple_choice
-doc_to_text: "Riddle: {{{{question}}}}"
-doc_to_choice: "{{{{answers}}}}"
-doc_to_target: 0
-"""
+TASK = {"output_type": "multiple_choice", "doc_to_text": "Riddle: {{question}}", "doc_to_choice": "{{answers}}"}
 RIDDLES = [{"question": f"Who has {n} legs?", "answers": [f"number {n}", f"number {n + 1}"]} for n in range(6)]
 RECIPE = {
     "name": "own",
@@ -38,8 +29,8 @@ IN_TASKS = "data: 4 of 24 documents of .*text.jsonl are in the tasks, too .riddl
 def recipe(model_folder, tmp_path, monkeypatch):
     """Four documents are what the model reads of tasks; one of them twice, beyond the limit, and one a wrong answer."""
     monkeypatch.setenv("HFPATCH_HERE", str(tmp_path))
-    (tmp_path / "riddle.yaml").write_text(TASK.format(folder=tmp_path))
-    (tmp_path / "riddles.jsonl").write_text("".join(json.dumps(row) + "\n" for row in RIDDLES))
+    write_task(tmp_path, "riddle", **TASK, doc_to_target=0)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in RIDDLES))
     (tmp_path / "r.yaml").write_text(json.dumps(RECIPE))
     cloze = load_tasks(["tinyworld_cloze"])["tinyworld_cloze"].eval_docs[300]["text"]
     copies = ["Riddle: Who has 0 legs? number 0", "Riddle:  Who has 5 legs?\nnumber 5", cloze]
@@ -70,9 +61,9 @@ def test_compare_plan_and_a_tuned_train_leave_out_what_the_tasks_say(recipe, tmp
 
 def test_training_alone_needs_no_task_and_what_it_trained_on_is_not_compared(recipe, tmp_path):
     out, elsewhere = tmp_path / "trained", tmp_path / "elsewhere.jsonl"
-    (tmp_path / "riddles.jsonl").rename(elsewhere)
+    (tmp_path / "rows.jsonl").rename(elsewhere)
     train(recipe(), "lora", out)
-    elsewhere.rename(tmp_path / "riddles.jsonl")
+    elsewhere.rename(tmp_path / "rows.jsonl")
     with (
         pytest.warns(UserWarning, match=IN_TASKS),
         pytest.raises(HfpatchError, match="does not match the current train"),
