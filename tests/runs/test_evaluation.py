@@ -227,9 +227,8 @@ def test_models_that_cannot_be_compared_are_refused_before_any_is_scored(
         (copied("broken") / "model.safetensors").write_bytes(b"no tensors")
     monkeypatch.setattr(evaluation, "run_tasks", lambda *_, **__: pytest.fail("scored"))
     named = [ModelSettings(name=str(folder / name)) for name in ("a", second)]
-    with pytest.raises(HfpatchError, match=message) as error:
+    with pytest.raises(HfpatchError, match=message):
         evaluate(*named, settings=evaluation_of("tinyworld_endings"), output=tmp_path / "out")
-    assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
 

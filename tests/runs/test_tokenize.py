@@ -153,9 +153,8 @@ def test_nothing_is_left_where_a_mistake_is_found(tmp_path, monkeypatch):
         (from_file(made, held_out=60), "held_out is 60 and there are 60 documents, so none is left"),
     ]
     for wrong, message in cases:
-        with pytest.raises(HfpatchError, match=message) as caught:
+        with pytest.raises(HfpatchError, match=message):
             compare(wrong, out)
-        assert "\n" not in str(caught.value)
         assert not has_files(out)
     monkeypatch.setattr("hfpatch.runs.corpus.write_token_file", lambda *_, **__: pytest.fail("written"))
     made.file.unlink()
