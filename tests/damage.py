@@ -18,10 +18,10 @@ def places(value, path=()):
 
 
 def damaged(raw, path, wrong):
-    """Return a copy with another value at a path."""
-    whole = copy.deepcopy(raw)
-    inside = whole
+    """Return a copy with another value at a path, which shares what is beside it."""
+    whole = inside = copy.copy(raw)
     for key in path[:-1]:
+        inside[key] = copy.copy(inside[key])
         inside = inside[key]
     if wrong is MISSING:
         del inside[path[-1]]
