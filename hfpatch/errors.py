@@ -37,9 +37,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or _MEMORY.search(str(error)) is not None
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error of another library says, or the name of its kind if it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def first_line(error: BaseException, *, kind: bool = False) -> str:
+    """Return the first line of what an error of another library says; with ``kind`` its class comes before.
+
+    An error that says nothing is its class.
+    """
+    name, lines = type(error).__name__, str(error).strip().splitlines()
+    return name if not lines else f"{name}: {lines[0]}" if kind else lines[0]
 
 
 def listed(words: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 import pytest
 
-from hfpatch.errors import nearest
+from hfpatch.errors import first_line, nearest
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,9 @@ from hfpatch.errors import nearest
 def test_nearest(name, names, expected):
     assert nearest(name, names) == expected
     assert nearest(name, dict.fromkeys(names)) == expected
+
+
+def test_first_line():
+    error = ValueError("\n  one\ntwo")
+    assert (first_line(error), first_line(error, kind=True)) == ("one", "ValueError: one")
+    assert (first_line(KeyError()), first_line(KeyError(), kind=True)) == ("KeyError", "KeyError")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.evaluation.clusters import Groups, count_groups, unit_sums
 from hfpatch.evaluation.dependence import Neighbours, find_dependence, residuals
 from hfpatch.evaluation.metrics import Aggregation, Array, metric_of
@@ -160,7 +160,7 @@ def check_comparable(
             if not math.isclose(score, result.metrics[name], rel_tol=1e-6, abs_tol=1e-9):
                 reason = f"they give {score:.6g}, lm-eval {result.metrics[name]:.6g}"
         except (ArithmeticError, TypeError, ValueError, AttributeError, LookupError) as error:
-            reason, cause = f"{type(error).__name__}: {error}", error
+            reason, cause = first_line(error, kind=True), error
         if reason:
             raise HfpatchError(
                 f"task {task}: its metric {name} does not follow from the documents' recorded values, so methods "

@@ -180,7 +180,7 @@ def run_task(scorer: HfpatchLM, name: str, selection: Selection) -> Answered:
                 break
         if not where and not isinstance(error, TemplateError):
             frames = extract_tb(error.__traceback__)
-            files, what = {frame.filename for frame in frames}, f"{type(error).__name__}: {first_line(error)}"
+            files, what = {frame.filename for frame in frames}, first_line(error, kind=True)
             if getfile(HfpatchLM) in files:  # of the model, not of the task
                 is_argument = isinstance(error, TypeError | ValueError | ArithmeticError)
                 if task.OUTPUT_TYPE != "generate_until" or not is_argument or getfile(torch.nn.Module) in files:
@@ -194,7 +194,7 @@ def run_task(scorer: HfpatchLM, name: str, selection: Selection) -> Answered:
                 f"{frames[-1].lineno}); correct the task or its settings"
             ) from error
         raise HfpatchError(
-            f"task {name}{where}: does not fit the task's templates ({type(reason).__name__}: {reason})"
+            f"task {name}{where}: does not fit the task's templates ({first_line(reason, kind=True)})"
         ) from error
     first = min(left_out, default=0)
     without = LeftOut(documents=len(left_out), first=first, why=left_out[first]) if left_out else None

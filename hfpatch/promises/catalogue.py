@@ -34,7 +34,8 @@ from peft.utils.error import NoMatchingPeftModuleError
 from peft.utils.hotswap import hotswap_adapter
 from torch import Tensor, nn
 
-from hfpatch.promises.common import NOT_OURS, in_one_line, moved
+from hfpatch.errors import first_line
+from hfpatch.promises.common import NOT_OURS, moved
 from hfpatch.promises.inputs import Inputs, example_inputs
 from hfpatch.sites import find_sites, survey
 from hfpatch.support.modes import keeping_flags
@@ -475,7 +476,7 @@ def peft_calls(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, st
         base = Base(small_model, example_inputs(small_model, find_sites(small_model)))
         outputs(get_peft_model(base.new(), copy.deepcopy(small)), base.inputs)
     except Exception as error:  # a rank as wide as the model, inputs other than tokens, ...
-        return True, f"does not apply: not on a tiny twin: {in_one_line(error)}"
+        return True, f"does not apply: not on a tiny twin: {first_line(error, kind=True)}"
     refused = []
     for name in CATALOGUE:
         try:
@@ -484,7 +485,7 @@ def peft_calls(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, st
         except Exception as error:
             with suppress(Exception):  # an entry that a LoRA breaks too, in any way, does not apply
                 kept(base, LoraConfig(r=2, target_modules=attention_modules(base.model)), name)
-                return False, f"{name}: {in_one_line(error)}"
+                return False, f"{name}: {first_line(error, kind=True)}"
             refused.append(f"{name} (as for a LoRA on this model)")
     done = f"{len(CATALOGUE) - len(refused)} of {len(CATALOGUE)} on a tiny twin"
     return True, done + (f"; refused, with the reason: {', '.join(refused)}" if refused else "")

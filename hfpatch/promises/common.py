@@ -11,6 +11,7 @@ import torch
 from peft import PeftConfig
 from torch import Tensor
 
+from hfpatch.errors import first_line
 from hfpatch.nn import normal_
 from hfpatch.promises.inputs import LENGTH, Inputs, example_tokens, forward, logits, no_random_layers, tokens_alone
 from hfpatch.sites import AttentionSite, find_sites, text_config
@@ -188,20 +189,15 @@ def within(
         if apart.is_rounding:
             return True, problem
     except Exception as error:  # a model may raise any
-        problem = in_one_line(error)
+        problem = first_line(error, kind=True)
     for what, measure in unpatched or ((text, patched),):
         try:
             if not (apart := measure()).is_rounding:
                 difference = what.format(apart.difference)
                 return True, f"does not apply: the model itself does not, without hfpatch: {difference}"
         except Exception as error:
-            return True, f"does not apply: the model itself cannot, without hfpatch: {in_one_line(error)}"
+            return True, f"does not apply: the model itself cannot, without hfpatch: {first_line(error, kind=True)}"
     return False, problem
-
-
-def in_one_line(error: Exception) -> str:
-    """Return the class and the first line of an error."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def some(names: Sequence[str]) -> str:

@@ -14,9 +14,10 @@ import torch
 from peft import PeftConfig
 from torch import Tensor, nn
 
+from hfpatch.errors import first_line
 from hfpatch.methods import PreProjectionConfig
 from hfpatch.promises import behaviour, catalogue, method, residual, site
-from hfpatch.promises.common import Test, changed_by, in_one_line
+from hfpatch.promises.common import Test, changed_by
 from hfpatch.promises.inputs import Inputs, checked_inputs, example_inputs
 from hfpatch.support.modes import evaluating
 from hfpatch.surgery.bases import load_config
@@ -144,7 +145,7 @@ def check(
             try:
                 holds, measured = test(model, config, given)
             except Exception as error:  # a verdict, too
-                holds, measured = False, in_one_line(error)
+                holds, measured = False, first_line(error, kind=True)
                 file = getattr(sys.modules.get(type(config).__module__), "__file__", None)
                 lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
                 if lines:  # in the method's own file

@@ -70,7 +70,7 @@ def refusing_wrong_values(config: PeftConfig) -> Iterator[None]:
         if isinstance(config, MethodConfig):
             raise
         raise HfpatchError(
-            f"{method_name(config)}: PEFT cannot use this configuration ({type(error).__name__}: {first_line(error)}); "
+            f"{method_name(config)}: PEFT cannot use this configuration ({first_line(error, kind=True)}); "
             "check the types of its values"
         ) from error
 

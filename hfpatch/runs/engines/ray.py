@@ -107,7 +107,7 @@ class Task:
             self.ray.get(self.result)
         except Exception as error:  # whatever Ray raises where a process ends or cannot start
             cause = getattr(error, "cause", None) or error  # what the task itself has raised
-            return f"{type(cause).__name__}: {first_line(cause)}"
+            return first_line(cause, kind=True)
         return "it has left"
 
     def end(self) -> None:
