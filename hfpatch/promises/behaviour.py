@@ -26,8 +26,8 @@ from hfpatch.promises.common import (
     some,
     within,
 )
-from hfpatch.promises.inputs import DECODER, Inputs, codebooks, logits, ordered, tokens_alone
-from hfpatch.sites import AttentionSite
+from hfpatch.promises.inputs import DECODER, Inputs, logits, ordered, tokens_alone
+from hfpatch.sites import AttentionSite, codebooks
 from hfpatch.support.modes import hooked, keeping_flags
 from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules

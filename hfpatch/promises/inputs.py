@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hfpatch.errors import HfpatchError, first_line
-from hfpatch.sites import AttentionSite, text_config
+from hfpatch.sites import AttentionSite, codebooks, text_config
 from hfpatch.support.modes import hooked
 
 BATCH, LENGTH = 2, 9
@@ -28,11 +28,6 @@ RANDOM_LAYERS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "apply_s
 Maker = Callable[[Any], Tensor]  # from a configuration
 Inputs = Mapping[str, Any]
 """The arguments of ``forward`` by name."""
-
-
-def codebooks(model: Any) -> int:
-    """Return how many rows of token ids are together one row of a batch: MusicGen's codebooks."""
-    return int(getattr(model.config, "num_codebooks", 1)) if "musicgen" in model.config.model_type else 1
 
 
 def example_tokens(model: Any) -> Tensor:

@@ -6,6 +6,7 @@ from hfpatch.sites.family import Family, family_of, register_family
 from hfpatch.sites.layouts import TARGETS, Columns, Projection, concatenated, gated, latent, per_head, separate
 from hfpatch.sites.modules import (
     base_model,
+    codebooks,
     count_values,
     features,
     input_device,
@@ -24,6 +25,7 @@ __all__ = [
     "Projection",
     "Survey",
     "base_model",
+    "codebooks",
     "concatenated",
     "count_values",
     "families",

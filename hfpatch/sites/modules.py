@@ -26,6 +26,11 @@ def input_device(model: Any) -> torch.device:
     return device
 
 
+def codebooks(model: Any) -> int:
+    """Return how many rows of token ids are together one row of a batch: MusicGen's codebooks."""
+    return int(getattr(model.config, "num_codebooks", 1)) if "musicgen" in model.config.model_type else 1
+
+
 def text_config(model: Any) -> Any:
     """Return the configuration of the text tower."""
     config = model.config

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError, first_line, nearest
 from hfpatch.models import register_scratch
 from hfpatch.recipes.strict import Dtype
-from hfpatch.sites import base_model, family_of, input_device, text_config
+from hfpatch.sites import base_model, codebooks, family_of, input_device, text_config
 from hfpatch.sites.families import BUILT_IN
 from hfpatch.sites.family import NO_WEIGHTS, load_plugins
 from hfpatch.support.code import hash_code
@@ -207,8 +207,8 @@ def require_causal(model: Any, name: str) -> None:
     Raises:
         HfpatchError: naming the model.
     """
-    rows = int(getattr(model.config, "num_codebooks", 1) if "musicgen" in model.config.model_type else 1)
-    tokens = torch.randint(3, int(text_config(model).vocab_size), (rows, 8), generator=torch.Generator().manual_seed(0))
+    shape, generator = (codebooks(model), 8), torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, int(text_config(model).vocab_size), shape, generator=generator)
     other = tokens.clone()
     other[:, 4:] = tokens[:, 4:].flip(-1).roll(1, -1)
     logits = []
