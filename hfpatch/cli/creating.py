@@ -65,10 +65,13 @@ def new_method(
     given = place or ["query"]
     for key in given:
         if key not in PLACES:
-            raise HfpatchError(f"--place {key}: no place of a branch{nearest(key, PLACES)}; use {', '.join(PLACES)}")
+            hint = nearest(key, PLACES, cutoff=0.6)
+            raise HfpatchError(f"--place {key}: no place of a branch{hint}; use {', '.join(PLACES)}")
     places = [key for key in PLACES if key in given]
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise HfpatchError(f"{name}: use lowercase letters, digits and '_', such as output_gate")
+    if keyword.iskeyword(name):
+        raise HfpatchError(f"{name}: is a word of Python's syntax; choose another name")
     cls = "".join(word.capitalize() for word in name.split("_"))  # OutputGate for output_gate
     if keyword.iskeyword(cls) or cls in _CLASSES:
         raise HfpatchError(f"{name}: its class {cls} would have a name that its files use; choose another name")

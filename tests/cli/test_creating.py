@@ -106,13 +106,14 @@ def test_a_package_gets_its_entry_point():
 
 REFUSED = {
     ("MyGate",): "MyGate: use lowercase letters",
-    ("class",): "class: use lowercase letters",
+    ("class",): "class: is a word of Python's syntax; choose another name",
     ("none",): "none: its class None would have a name that its files use; choose another name",
     ("method_site",): "method_site: its class MethodSite would have a name that its files use",
     ("output_gate",): "output_gate: is a method already; choose another name",
     ("lora",): "lora: is a method already",
     ("json",): "json: a module of this name is installed already",
     ("mine", "--place", "qeury"): "--place qeury: no place of a branch (did you mean 'query'?); use entered, query",
+    ("mine", "--place", "nowhere"): "--place nowhere: no place of a branch; use entered, query",
     ("there",): "there.py: exists already; choose another name, or --out",
 }
 
