@@ -201,21 +201,18 @@ def tokenize_completions(
     ``documents`` are examples as JSON, see :mod:`hfpatch.data.rows`.
 
     Raises:
-        HfpatchError: as :class:`Completions`, or if the template refuses a conversation, or no example is left.
+        HfpatchError: as :class:`Completions`, or if the template refuses a conversation.
     """
-    completions, any_kept, given = Completions(tokenizer, settings), False, 0
+    completions, given = Completions(tokenizer, settings), 0
     for batch in batches(documents):
         encoded = completions.encode(batch)
         indices = np.array([index for index, example in enumerate(encoded) if len(example.ids) > 1], np.int64)
         kept = [encoded[index] for index in indices.tolist()]
-        any_kept = any_kept or bool(kept)
         stream = join_rows([example.ids for example in kept], tokenizer)
         learned = np.fromiter(chain.from_iterable(example.learned for example in kept), np.bool_, len(stream.tokens))
         digests = Digests.of([example.digests for example in kept])
         yield TokenizedPart(replace(stream, learned=learned), digests, given + indices)
         given += len(batch)
-    if not any_kept:
-        raise HfpatchError("no example has two tokens, so no token is predicted; choose another data.source")
 
 
 def _short(messages: Messages) -> str:

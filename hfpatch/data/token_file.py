@@ -141,6 +141,11 @@ def write_token_file(
             tokens, count = tokens + len(part.stream.tokens), count + len(part.kept)
             if on_part is not None:
                 on_part(count, tokens)
+        if count == 0:
+            unit = "document" if settings.format == "text" else "example"
+            raise HfpatchError(
+                f"{settings.source}: no {unit} has two tokens, so no token is predicted; choose another data.source"
+            )
     grouped = dict[str, Integers]()
     if settings.group is not None:
         names = [groups[index] for index in np.concatenate(kept)]

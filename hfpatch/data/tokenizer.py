@@ -88,9 +88,9 @@ def tokenize_in_parts(
     Documents of fewer than two tokens are left out. One part, of a few million characters, is in memory at a time.
 
     Raises:
-        HfpatchError: if an end-of-text token is wanted and the tokenizer has none, or no document is left.
+        HfpatchError: if an end-of-text token is wanted and the tokenizer has none.
     """
-    eos, digester, any_kept, given = end_of_text(tokenizer, append=append_eos), Digester(tokenizer), False, 0
+    eos, digester, given = end_of_text(tokenizer, append=append_eos), Digester(tokenizer), 0
     for batch in batches(documents):
         # What tokenizer(batch)["input_ids"] is; a backend in Rust then computes no offsets and masks.
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -106,14 +106,11 @@ def tokenize_in_parts(
             if eos is not None and (not row or row[-1] != eos):
                 row.append(eos)
         kept = [index for index, row in enumerate(rows) if len(row) > 1]
-        any_kept = any_kept or bool(kept)
         stream = join_rows([rows[index] for index in kept], tokenizer)
         parts = np.split(stream.tokens, stream.begins[1:])
         digests = [digester.document(batch[index], part) for index, part in zip(kept, parts, strict=False)]
         yield TokenizedPart(stream, Digests.of(digests), given + np.array(kept, np.int64))
         given += len(batch)
-    if not any_kept:
-        raise HfpatchError("no document has two tokens, so no token is predicted; choose another data.source")
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase, *, append: bool) -> int | None:

@@ -197,8 +197,9 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, tokenizer):
 
     with pytest.raises(HfpatchError, match="beyond row 0"):
         write_token_file(tmp_path / "a.bin", map(Document, broken()), tokenizer, DataSettings())
-    with pytest.raises(HfpatchError, match="no document has two tokens"):
-        write_token_file(tmp_path / "a.bin", map(Document, ["e"]), tokenizer, DataSettings(append_eos=False))
+    lone = DataSettings(source="lone.txt", append_eos=False)  # of a mixture, too, the message names it
+    with pytest.raises(HfpatchError, match=r"lone\.txt: no document has two tokens"):
+        write_token_file(tmp_path / "a.bin", map(Document, ["e"]), tokenizer, lone)
     assert list(tmp_path.iterdir()) == []
 
 
