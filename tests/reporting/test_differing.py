@@ -177,18 +177,6 @@ def test_of_equal_runs_nothing_is_named_nor_settings_that_change_no_score():
     assert both(lambda raw: raw["evaluation"].update(batch_size=2)) == ([], [])
 
 
-@pytest.mark.parametrize(("tokens", "tokenizer", "named"), [("c", "t", False), ("d", "t", True), ("d", "u", False)])
-def test_other_tokens_of_the_same_prompts_count_with_the_same_tokenizer(tokens, tokenizer, named):
-    """As another max_length makes them, which cuts whole texts in other windows."""
-
-    def cut(raw, tokens, tokenizer):
-        raw["model"]["identity"]["tokenizer"] = tokenizer
-        raw["tasks"]["tinyworld_cloze"].update(tokens_sha256=tokens * 64)
-
-    measured, _ = both(lambda raw: cut(raw, tokens, tokenizer), lambda raw: cut(raw, "c", "t"))
-    assert any("tokens of the prompts" in sentence for sentence in measured) == named
-
-
 def test_other_weights_are_not_asked_about_code_and_configuration():
     def changed(raw):
         raw["model"]["sha256"] = "f" * 64

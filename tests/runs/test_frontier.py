@@ -11,7 +11,6 @@ from hfpatch.recipes.comparison import load_recipe
 from hfpatch.results import load_results
 from hfpatch.runs import compare, train
 from hfpatch.runs.forecasting import forecast
-from hfpatch.runs.plan import plan_runs
 
 pytestmark = pytest.mark.usefixtures("one_commit")
 COLUMN, RANK = 2 * 16, (16 + 48) + (16 + 16)
@@ -28,7 +27,6 @@ methods:
   lora: [{type: lora}]
   heat: [{type: query_temperature}]
 """
-TUNED = "tuning={learning_rates: [1e-3, 1e-2], held_out: 4, extend: 0}"
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +93,6 @@ def test_one_budget_can_be_trained_alone_and_one_that_is_left_out_cannot(read, t
         train(read(), "lora", tmp_path / "third")
     with pytest.raises(HfpatchError, match="budgets: no method reaches any; pre@3: its nearest size"):
         compare(read("budgets=[3]", "methods.heat=null"), tmp_path / "fourth")
-
-
-def test_every_budget_is_tuned(read, tmp_path):
-    recipe = read("budgets=[96, 480]", TUNED)
-    plan = plan_runs(recipe, tmp_path)
-    assert {unit.run.variant for unit in plan.units if unit.action == "tune"} == set(recipe.trained)
-    assert {unit.run.variant for unit in plan_runs(recipe, tmp_path, "pre@480").units} == {"pre@480"}
 
 
 def test_the_plan_counts_what_is_run(read):
