@@ -122,7 +122,7 @@ def projections(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, s
     for site in sites:
         targets = [target for target in site.projections if target not in site.refusals]
         modules = [path for target in targets for path in site.projections[target].paths]
-        seen = observe(model, [site], inputs, modules={site.path: modules})[site.path]
+        seen = observe(model, [site], inputs, modules=modules)[site.path]
         for target in targets:
             path = site.projections[target].path
             if seen.calls[path] == 0:
@@ -210,7 +210,7 @@ class _Effect:
 def _effect_of(model: Any, site: AttentionSite, inputs: Inputs, plain: Observation, handles: list[Any]) -> _Effect:
     """Run the model with hooks that change something at the middle position, attention weights fixed."""
     with hooked(handles):
-        seen = observe(model, [site], inputs, weights={site.path: plain.weights})[site.path]
+        seen = observe(model, [site], inputs, weights=plain.weights)[site.path]
     assert plain.scores is not None
     assert seen.scores is not None
     at = plain.middle

@@ -144,8 +144,8 @@ def observe(
     sites: list[AttentionSite],
     inputs: Inputs,
     *,
-    modules: Mapping[str, Iterable[str]] | None = None,
-    weights: Mapping[str, list[Tensor]] | None = None,
+    modules: Iterable[str] = (),
+    weights: list[Tensor] | None = None,
 ) -> dict[str, Observation]:
     """Run a model once and return the observation of each site, by path.
 
@@ -153,13 +153,13 @@ def observe(
         model: the model.
         sites: where to look.
         inputs: the arguments of its forward.
-        modules: by the path of a site the paths of modules below its attention whose output to keep.
-        weights: attention weights to use instead of the computed ones, by path.
+        modules: the paths of modules below the attention whose output to keep.
+        weights: attention weights to use instead of the computed ones, of one site.
     """
     rows: dict[str, int] = {}
     outputs: dict[str, Tensor] = {}
     projected: dict[str, dict[str, Tensor]] = {site.path: {} for site in sites}
-    calls = {site.path: dict.fromkeys((modules or {}).get(site.path, ()), 0) for site in sites}
+    calls = {site.path: dict.fromkeys(modules, 0) for site in sites}
 
     def around(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         rows.setdefault(path, hidden_argument(args, kwargs).shape[-2])
@@ -175,7 +175,7 @@ def observe(
         handles.append(site.attention.register_forward_hook(partial(around, site.path), with_kwargs=True))
         for inner in calls[site.path]:
             handles.append(site.inner_module(inner).register_forward_hook(partial(behind, site.path, inner)))
-    change = None if weights is None else lambda path, index, computed: weights[path][index]
+    change = None if weights is None else lambda path, index, computed: weights[index]
     with hooked(handles), SoftmaxMode({site.path: site.attention for site in sites}, change) as mode:
         logits(model, inputs)
     return {
