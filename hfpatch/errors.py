@@ -46,6 +46,12 @@ def first_line(error: BaseException, *, kind: bool = False) -> str:
     return name if not lines else f"{name}: {lines[0]}" if kind else lines[0]
 
 
+def one_line(error: BaseException) -> str:
+    """Return all that an error says in one line, after its class unless it is hfpatch's own."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, HfpatchError) else f"{type(error).__name__}{': ' if text else ''}{text}"
+
+
 def listed(words: Sequence[str]) -> str:
     """Return ``a, b and c``; of no words an empty text."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

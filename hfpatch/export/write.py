@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from peft.utils.other import ModulesToSaveWrapper
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, one_line
 from hfpatch.export.parts import Description, Tensors, base_name, describe, exported_name, merge_others
 from hfpatch.export.runtime import MADE
 from hfpatch.promises.common import compared
@@ -23,7 +23,6 @@ from hfpatch.promises.inputs import example_inputs, logits
 from hfpatch.sites.family import EXPORTED
 from hfpatch.support.files import write_text
 from hfpatch.support.generated import modelling_file
-from hfpatch.support.plugins import one_line
 from hfpatch.tuners.adapters import adapter_state
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.hooks import PLACES

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, one_line
 from hfpatch.models.classes import FILE, scratch_classes
 from hfpatch.models.plan import make_plan
 from hfpatch.recipes.models import MLP_WIDTHS, ScratchSettings
-from hfpatch.support.plugins import one_line
 
 
 def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: int = 0) -> PreTrainedModel:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from hfpatch.errors import HfpatchError, nearest
+from hfpatch.errors import HfpatchError, nearest, one_line
 
 
 def where(entry: EntryPoint) -> str:
@@ -111,9 +111,3 @@ def _installed_folders() -> tuple[Path, ...]:
         if where.get("dir_info", {}).get("editable"):
             folders.append(Path(unquote(urlsplit(where["url"]).path)))
     return (Path(__file__).resolve().parents[1], *(folder.resolve() for folder in dict.fromkeys(folders)))
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error as one line, with its class unless it is hfpatch's own."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, HfpatchError) else f"{type(error).__name__}: {text}"

@@ -13,8 +13,7 @@ from typing import Any
 from peft import PeftConfig
 from torch import Tensor, nn
 
-from hfpatch.errors import HfpatchError, nearest
-from hfpatch.support.plugins import one_line
+from hfpatch.errors import HfpatchError, nearest, one_line
 from hfpatch.tuners.config import MethodConfig, MethodSpec, option_types
 from hfpatch.tuners.hooks import PLACES, MethodSite
 from hfpatch.tuners.options import require_option_type

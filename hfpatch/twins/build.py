@@ -12,11 +12,10 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, one_line
 from hfpatch.models import build_scratch, take_apart
 from hfpatch.nn import normal_
 from hfpatch.recipes.models import ScratchSettings
-from hfpatch.support.plugins import one_line
 from hfpatch.twins.sizes import DROPOUTS, HEAD, HEADS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY, correct
 
 MOST_LAYERS = 6

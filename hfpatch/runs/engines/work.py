@@ -27,7 +27,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 from tqdm import tqdm
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, one_line
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.identity import check_shared, stored_library
 from hfpatch.runs.locks import Holder, InUseError, birth, has_ended, hold
@@ -184,8 +184,7 @@ class Worker:
             except HfpatchError as problem:
                 error = str(problem)
             except Exception as problem:  # whatever a method, a task or a library raises
-                text = " ".join(str(problem).split())
-                error = f"{unit.run.name}: {type(problem).__name__}{': ' if text else ''}{text}"
+                error = f"{unit.run.name}: {one_line(problem)}"
                 with suppress(OSError):
                     traceback_file.parent.mkdir(parents=True, exist_ok=True)
                     traceback_file.write_text("".join(traceback.format_exception(problem)), encoding="utf-8")
