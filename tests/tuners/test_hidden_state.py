@@ -21,18 +21,6 @@ class Attention(nn.Module):
 NAMES = argument_names(Attention())
 
 
-def test_replace_by_position_by_keyword_and_everywhere():
-    assert replace_hidden(NAMES, (X, OTHER), {"mask": None}, NEW) == ((NEW, OTHER), {"mask": None})
-    assert replace_hidden(NAMES, (), {"hidden_states": X, "mask": 1}, NEW) == ((), {"hidden_states": NEW, "mask": 1})
-    args, kwargs = replace_hidden(NAMES, (X, OTHER, None), {"value": X}, NEW)
-    assert args[0] is NEW
-    assert args[1] is OTHER
-    assert kwargs["value"] is NEW
-    twin = X.clone()
-    args, _ = replace_hidden(NAMES, (X, None, twin), {}, NEW)
-    assert args[2] is twin
-
-
 @pytest.mark.parametrize(
     ("args", "kwargs"), [((X, X), {}), ((X,), {"residual": X}), ((), {"hidden_states": X, "residual": X})]
 )

@@ -68,40 +68,35 @@ def injected(case, config, dtype=torch.float32):
     return model
 
 
-def check_values(case, config, **which):
-    model = injected(case, config)
+def check_values(case, *, order=1, **configs):
+    """Compare a model that has adapters, by their names in :func:`twin_of`, with its twin."""
+    model, tokens = make_model(case), make_tokens()
+    for name, config in [*configs.items()][::order]:
+        model.add_adapter(config, adapter_name=name)
+    model.set_adapter([*configs])
     perturb(model, std=0.3)
     model.double()
-    tokens = make_tokens()
     logits = logits_of(model, tokens)
-    expected = logits_of(twin_of(model, case, **dict.fromkeys(which, ("a", config))), tokens)
+    expected = logits_of(twin_of(model, case, **{name: (name, config) for name, config in configs.items()}), tokens)
     torch.testing.assert_close(logits, expected, rtol=TOLERANCE, atol=TOLERANCE)
     assert (logits - logits_of(make_model(case).double(), tokens)).abs().max() > 1e-3, "nothing happened"
 
 
 @pytest.mark.parametrize(("case", "what"), cases(PRE_PROJECTION))
 def test_pre_projection(case, what):
-    check_values(case, PreProjectionConfig(**PRE_PROJECTION[what]), pre_projection=True)
+    check_values(case, pre_projection=PreProjectionConfig(**PRE_PROJECTION[what]))
 
 
 @pytest.mark.parametrize(("case", "what"), cases(NONLINEAR_QUERY))
 def test_nonlinear_query(case, what):
-    check_values(case, config_of(NonlinearQueryConfig, NONLINEAR_QUERY[what]), nonlinear_query=True)
+    check_values(case, nonlinear_query=config_of(NonlinearQueryConfig, NONLINEAR_QUERY[what]))
 
 
 @pytest.mark.parametrize("case", FAMILIES)
 @pytest.mark.parametrize("order", [1, -1])
 def test_both_methods_together_in_either_order(case, order):
     pre, query = PreProjectionConfig(gated=True, content_skip=True), NonlinearQueryConfig(form="literal")
-    model = make_model(case)
-    for name, config in [("pre", pre), ("query", query)][::order]:
-        model.add_adapter(config, adapter_name=name)
-    model.set_adapter(["pre", "query"])
-    perturb(model, std=0.3)
-    model.double()
-    twin = twin_of(model, case, pre_projection=("pre", pre), nonlinear_query=("query", query))
-    tokens = make_tokens()
-    torch.testing.assert_close(logits_of(model, tokens), logits_of(twin, tokens), rtol=TOLERANCE, atol=TOLERANCE)
+    check_values(case, order=order, pre_projection=pre, nonlinear_query=query)
 
 
 NO_OPS = [
