@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_blocks import run_probe
+from training_blocks import run_probe, same
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import TrainingSettings
@@ -61,8 +61,7 @@ def test_everything_comes_back_and_goes_on_bit_equal(saved):
     for _ in range(3):
         advance(model, optimizer, scheduler)
         advance(new_model, new_optimizer, new_scheduler)
-    for name, value in model.named_parameters():
-        assert torch.equal(value, parameters[name])
+    assert same(dict(model.named_parameters()), parameters)
 
 
 def test_only_the_newest_are_kept(saved, tmp_path):
