@@ -8,7 +8,7 @@ from peft.tuners import tuners_utils
 from torch import nn
 
 import hfpatch
-from hfpatch.promises import catalogue, run
+from hfpatch.promises import catalogue
 from hfpatch.tuners import MethodLayer
 
 PAGE = peft_catalogue.FILE.read_text(encoding="utf-8")
@@ -59,8 +59,8 @@ SEQUENCE = {"build": in_a_sequence, "query": lambda self, parts, q, x, site: q +
 
 
 @pytest.mark.parametrize("members", [{}, SEQUENCE], ids=["flat", "modules in modules"])
-def test_a_method_of_ones_own_gets_it_unasked(members, monkeypatch):
-    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[1] is catalogue.peft_calls])
+def test_a_method_of_ones_own_gets_it_unasked(members, only):
+    only("PEFT's features")
     with forgotten():
         (verdict,) = hfpatch.check(make_model("llama"), defined(**members)()).verdicts
     assert (verdict.promise, verdict.holds) == ("PEFT's features", True)

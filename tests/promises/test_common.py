@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 import hfpatch
 from hfpatch import PreProjectionConfig
-from hfpatch.promises import behaviour, common, run
+from hfpatch.promises import behaviour, common
 from hfpatch.promises.common import compared, moved, rounded_at_random
 from hfpatch.tuners.adapters import adapter_parameters
 
@@ -24,11 +24,10 @@ PADDING, CACHE, CHECKPOINTS, COMPILE, CAUSAL = (
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch, only):
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="eager"))
-    tested = (PADDING, CACHE, CHECKPOINTS, COMPILE, CAUSAL)
-    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] in tested])
+    only(PADDING, CACHE, CHECKPOINTS, COMPILE, CAUSAL)
 
 
 class Amplifier(nn.Module):
@@ -130,7 +129,7 @@ def other_kernels(monkeypatch):
 
 
 @pytest.mark.usefixtures("other_kernels")
-def test_rounding_of_an_ill_conditioned_model_is_none_of_the_patch_s(monkeypatch):
+def test_rounding_of_an_ill_conditioned_model_is_none_of_the_patch_s():
     """SmolLM2-135M with a pre-projection of random values differs by 1.3e-4 between two of a processor's kernels."""
     report = hfpatch.check(ill_conditioned())
     assert report.passed, str(report)
@@ -162,17 +161,17 @@ DEFECTS = {
 
 @pytest.mark.parametrize("model", [make_model, lambda case: ill_conditioned(1e3)], ids=["well", "ill"])
 @pytest.mark.parametrize("what", DEFECTS)
-def test_defects_are_more_than_rounding(what, model, monkeypatch):
+def test_defects_are_more_than_rounding(what, model, only):
     query, broken = DEFECTS[what]
     if what != "compiling":  # which takes a second
-        monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] != COMPILE])
+        only(PADDING, CACHE, CHECKPOINTS, CAUSAL)
     with forgotten():
         assert failures(model("llama"), defined(query=query)()).keys() == broken
 
 
 @pytest.mark.parametrize("row", [[5, 6] * 5, [5, 6] * 4, [*range(3, 8), *[5] * 4]], ids=["odd", "even", "equal last"])
-def test_the_future_is_another_one_whatever_tokens_are_given(row, monkeypatch):
-    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] == CAUSAL])
+def test_the_future_is_another_one_whatever_tokens_are_given(row, only):
+    only(CAUSAL)
     inputs = torch.tensor([row, row])
     with forgotten():
         (verdict,) = hfpatch.check(make_model("llama"), defined(query=leaking)(), inputs=inputs).verdicts
@@ -182,7 +181,7 @@ def test_the_future_is_another_one_whatever_tokens_are_given(row, monkeypatch):
     assert "not apply" not in verdict.measured
 
 
-def test_what_a_model_does_not_do_itself_when_compiled_does_not_apply(monkeypatch):
+def test_what_a_model_does_not_do_itself_when_compiled_does_not_apply():
     model = make_model("llama")
     model.lm_head.register_forward_hook(lambda *call: call[-1] * (2 if torch.compiler.is_compiling() else 1))
     holds, measured = behaviour.compiled(model, PreProjectionConfig(), {"input_ids": make_tokens()})

@@ -22,7 +22,6 @@ from own_methods import (
 from torch import nn
 
 import hfpatch
-from hfpatch.promises import run
 
 NO_OP, NEW, CLEAN, DEVICE, GRADIENT, SAME, ROWS, REACHED, INIT = (
     "no-op at init", "each place keeps dtype and input", "each place leaves nothing behind",
@@ -215,12 +214,9 @@ WRONG = {
 }  # fmt: skip
 
 
-TESTED = {NO_OP, NEW, CLEAN, DEVICE, GRADIENT, SAME, ROWS, REACHED, INIT}
-
-
 @pytest.mark.parametrize("what", WRONG)
-def test_a_broken_promise_is_named(what, monkeypatch):
-    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] in TESTED])
+def test_a_broken_promise_is_named(what, only):
+    only(NO_OP, NEW, CLEAN, DEVICE, GRADIENT, SAME, ROWS, REACHED, INIT)
     members, broken = WRONG[what]
     with forgotten():
         report = hfpatch.check(make_model("gpt2"), defined(**members)())
@@ -230,9 +226,9 @@ def test_a_broken_promise_is_named(what, monkeypatch):
         assert re.search(message, measured[promise]), measured[promise]
 
 
-def test_trained_and_loaded_tensors_are_compared_with_the_same_flags(monkeypatch):
+def test_trained_and_loaded_tensors_are_compared_with_the_same_flags(only):
     """torch multiplies by a matrix that requires a gradient in another order, as of this method's transposed heads."""
-    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] == "save and load"])
+    only("save and load")
 
     def build(self, site, seed):
         mix = nn.Linear(site.head_count, site.head_count, bias=False)
@@ -245,8 +241,8 @@ def test_trained_and_loaded_tensors_are_compared_with_the_same_flags(monkeypatch
     assert verdict.holds, verdict.measured
 
 
-def test_an_error_in_a_method_is_named_with_its_line(monkeypatch):
-    monkeypatch.setattr(run, "PROMISES", run.PROMISES[:1])
+def test_an_error_in_a_method_is_named_with_its_line(only):
+    only(NO_OP)
     with forgotten():
         (verdict,) = hfpatch.check(make_model("gpt2"), defined(query=failing)()).verdicts
     assert re.fullmatch(r"RuntimeError: no such \(own_methods.py, line \d+\)", verdict.measured)

@@ -11,8 +11,7 @@ from hfpatch.promises import behaviour, run
 from hfpatch.surgery.bases import hash_weights
 from hfpatch.twins import random_model
 
-ALL = list(run.PROMISES)
-NAMES = [name for name, _ in ALL]
+NAMES = [name for name, _ in run.PROMISES]
 FEATURES = "PEFT's features"
 IN_USE = [
     "causality", "generation with and without cache", "left padding", "gradient checkpointing",
@@ -20,17 +19,12 @@ IN_USE = [
 ]  # fmt: skip
 
 
-def only(monkeypatch, *names):
-    """Run some promises only; the others take seconds."""
-    monkeypatch.setattr(run, "PROMISES", [entry for entry in ALL if entry[0] in names])
-
-
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch, only):
     """Leave out torch.compile, and where it is checked, the further passes of its backend."""
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="eager"))
-    only(monkeypatch, *(name for name in NAMES if name != "torch.compile"))
+    only(*(name for name in NAMES if name != "torch.compile"))
 
 
 def snapshot(model):
@@ -51,8 +45,8 @@ CONFIGS = {
 }
 
 
-def test_all_promises_hold(monkeypatch):
-    only(monkeypatch, *NAMES)
+def test_all_promises_hold(only):
+    only(*NAMES)
     model = make_model("gemma2")
     before = snapshot(model)
     report = hfpatch.check(model)
@@ -66,9 +60,9 @@ def test_all_promises_hold(monkeypatch):
 
 @pytest.mark.parametrize("config", [None, CONFIGS["query"]], ids=["skip", "query"])
 @pytest.mark.parametrize("case", FAMILIES)
-def test_the_promises_hold_on_every_family(case, config, monkeypatch):
+def test_the_promises_hold_on_every_family(case, config, only):
     if config is not None or case not in FEW:
-        only(monkeypatch, *(IN_USE if config else set(NAMES) - {"torch.compile", FEATURES}))
+        only(*(IN_USE if config else set(NAMES) - {"torch.compile", FEATURES}))
     model = make_model(case)
     before = snapshot(model)
     report = hfpatch.check(model, config)
@@ -79,17 +73,17 @@ def test_the_promises_hold_on_every_family(case, config, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in FAMILIES if case not in FEW])
-def test_pefts_features_hold_on_every_family(case, monkeypatch):
-    only(monkeypatch, FEATURES)
+def test_pefts_features_hold_on_every_family(case, only):
+    only(FEATURES)
     report = hfpatch.check(make_model(case))
     assert report.passed, str(report)
 
 
 @pytest.mark.parametrize("what", CONFIGS)
 @pytest.mark.parametrize("case", ["llama", "gpt2"])
-def test_the_promises_hold_for_other_configurations(case, what, monkeypatch):
+def test_the_promises_hold_for_other_configurations(case, what, only):
     """Those but PEFT's features, which test_catalogue has for every method."""
-    only(monkeypatch, *(set(NAMES) - {"torch.compile", FEATURES}))
+    only(*(set(NAMES) - {"torch.compile", FEATURES}))
     report = hfpatch.check(make_model(case), CONFIGS[what])
     assert report.passed, str(report)
 
@@ -104,8 +98,8 @@ def failures(model, config=None):
     return {verdict.promise for verdict in report.verdicts if not verdict.holds}
 
 
-def test_a_base_that_is_changed_is_seen(monkeypatch):
-    only(monkeypatch, "no-op at init", "unpatch restores, base never changes")
+def test_a_base_that_is_changed_is_seen(monkeypatch, only):
+    only("no-op at init", "unpatch restores, base never changes")
     original = behaviour.patch
 
     def careless(model, *args, **kwargs):
@@ -119,8 +113,8 @@ def test_a_base_that_is_changed_is_seen(monkeypatch):
     assert broken == {"no-op at init", "unpatch restores, base never changes"}
 
 
-def test_other_trainables_than_fp32_are_seen(monkeypatch):
-    only(monkeypatch, "fp32 trainables", "no-op at init")
+def test_other_trainables_than_fp32_are_seen(monkeypatch, only):
+    only("fp32 trainables", "no-op at init")
     from hfpatch.tuners.layer import MethodLayer
 
     build = MethodLayer.update_layer
@@ -134,8 +128,8 @@ def test_other_trainables_than_fp32_are_seen(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken\nin two lines"), HfpatchError("broken")])
-def test_a_promise_that_breaks_with_an_error_is_a_verdict(monkeypatch, error):
-    only(monkeypatch, "no-op at init", "save and load")
+def test_a_promise_that_breaks_with_an_error_is_a_verdict(monkeypatch, only, error):
+    only("no-op at init", "save and load")
 
     def full(*args, **kwargs):
         raise error
@@ -147,8 +141,8 @@ def test_a_promise_that_breaks_with_an_error_is_a_verdict(monkeypatch, error):
     assert report.verdicts[0].holds
 
 
-def test_a_patch_that_loads_as_another_one_is_said(monkeypatch):
-    only(monkeypatch, "save and load")
+def test_a_patch_that_loads_as_another_one_is_said(monkeypatch, only):
+    only("save and load")
     load = behaviour.load_patch
     monkeypatch.setattr(behaviour, "load_patch", lambda model, folder: load(model, folder, scale=0.5))
     (verdict,) = hfpatch.check(make_model("llama")).verdicts
@@ -165,15 +159,15 @@ def test_a_config_that_does_not_fit_and_a_model_that_does_not_exist():
         hfpatch.check("/no/where")
 
 
-def test_a_model_of_a_short_context_reads_no_more(monkeypatch):
-    only(monkeypatch, "no-op at init", "attention is where it is declared", "left padding")
+def test_a_model_of_a_short_context_reads_no_more(only):
+    only("no-op at init", "attention is where it is declared", "left padding")
     report = hfpatch.check(random_model(make_config("gpt2", n_positions=6)))
     assert report.passed, str(report)
     assert not [verdict for verdict in report.verdicts if "the model itself" in verdict.measured], str(report)
 
 
-def test_the_users_gradient_checkpointing_stays_on(monkeypatch):
-    only(monkeypatch, "gradient checkpointing")
+def test_the_users_gradient_checkpointing_stays_on(only):
+    only("gradient checkpointing")
     model = make_model("llama")
     model.gradient_checkpointing_enable()
     assert hfpatch.check(model).passed

@@ -15,7 +15,6 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 
 import hfpatch
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
-from hfpatch.promises import run
 from hfpatch.sites import Columns, Family, discovery, separate
 from hfpatch.sites import family as registry
 from hfpatch.sites.layouts import whole
@@ -32,10 +31,9 @@ LORA = LoraConfig(r=2, target_modules="all-linear")
 
 
 @pytest.fixture
-def declare(monkeypatch):
+def declare(monkeypatch, only):
     monkeypatch.setattr(registry, "DECLARED", dict(registry.DECLARED))
-    about = (ATTENTION, PURE, REACHES, ARRIVES, COLUMNS, HEADS)
-    monkeypatch.setattr(run, "PROMISES", [promise for promise in run.PROMISES if promise[0] in about])
+    only(ATTENTION, PURE, REACHES, ARRIVES, COLUMNS, HEADS)
 
     def register(model_type, **changes):
         llama = Family(
@@ -154,12 +152,12 @@ class NeverCalled(LlamaAttention):
 
 @pytest.mark.parametrize("config", [SKIP, QUERY, LORA], ids=lambda config: type(config).__name__)
 @pytest.mark.parametrize(("kind", "says"), [(CalledTwice, "q_proj is called 2"), (NeverCalled, "q_proj is never")])
-def test_a_projection_that_does_not_read_the_hidden_state_once_is_seen(kind, says, config, declare, monkeypatch):
+def test_a_projection_that_does_not_read_the_hidden_state_once_is_seen(kind, says, config, declare, only):
     model = make_model("llama")
     for layer in model.model.layers:
         layer.self_attn.__class__ = kind
     declare("llama")  # read in its source, it would be refused
-    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] == COLUMNS])
+    only(COLUMNS)
     (verdict,) = hfpatch.check(model, config).verdicts
     assert not verdict.holds
     assert verdict.measured.startswith(says)
@@ -292,7 +290,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "case", "config", "promise"), WRONG)
-def test_one_wrong_site_is_seen(change, case, config, promise, declare, monkeypatch):
+def test_one_wrong_site_is_seen(change, case, config, promise, declare, monkeypatch, only):
     read = discovery.read_site
 
     def wrong(family, settings, at_block, *, layer, **options):
@@ -301,7 +299,7 @@ def test_one_wrong_site_is_seen(change, case, config, promise, declare, monkeypa
 
     model = three_blocks(case)
     monkeypatch.setattr(discovery, "read_site", wrong)
-    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] == promise])
+    only(promise)
     assert failures(model, config) == {promise}
 
 
