@@ -123,21 +123,23 @@ def test_the_interval_is_that_of_a_bootstrap_over_documents(scored, task, metric
     assert one.high - one.low == pytest.approx(2 * student.ppf(0.975, DOCUMENTS - 1) * error, rel=0.2)
 
 
-def test_a_score_that_no_draw_changes_gets_no_verdict(tmp_path):
-    values = {"baseline": 1.0, "a": 2.0}
-    runs = {name: {0: write_record(tmp_path / name, "count", "steps", [value] * 30)} for name, value in values.items()}
+def medians_compared(folder, scores):
+    """Return the comparison of the medians of two methods."""
+    runs = {name: {0: write_record(folder / name, "count", "steps", values)} for name, values in scores.items()}
     records = Records(runs, aggregations={"count": {"steps": lm_evals.median}})
-    (one,) = compare(records, {"count": task_result("count", "steps", n=30)}, {"a": ["baseline"]})
+    (one,) = compare(records, {"count": task_result("count", "steps", n=len(scores["a"]))}, {"a": ["baseline"]})
+    return one
+
+
+def test_a_score_that_no_draw_changes_gets_no_verdict(tmp_path):
+    one = medians_compared(tmp_path, {"baseline": [1.0] * 30, "a": [2.0] * 30})
     assert (one.difference, one.test, one.p) == (1.0, "none (values without a finite mean or variance)", None)
 
 
 @pytest.mark.parametrize(("documents", "freedom"), [(30, 29), (250, 199)])
 def test_the_error_of_200_draws_has_their_freedom_at_most(documents, freedom, tmp_path):
     rng = np.random.default_rng(0)
-    scores = {name: rng.normal(size=documents).tolist() for name in ("baseline", "a")}
-    runs = {name: {0: write_record(tmp_path / name, "count", "steps", values)} for name, values in scores.items()}
-    records = Records(runs, aggregations={"count": {"steps": lm_evals.median}})
-    (one,) = compare(records, {"count": task_result("count", "steps", n=documents)}, {"a": ["baseline"]})
+    one = medians_compared(tmp_path, {name: rng.normal(size=documents).tolist() for name in ("baseline", "a")})
     assert [part[1] for part in one.errors] == [freedom]
 
 
