@@ -6,12 +6,12 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from accelerate import cpu_offload, disk_offload
 from families import VOCABULARY, logits_of, make_model, make_tokens, perturb
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
+from tuners.test_offloading import base_in_pieces, to_disk, to_memory
 
 import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
@@ -124,21 +124,10 @@ def test_what_peft_saves_of_embeddings_is_loaded(case, options, tmp_path):
         assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
 
 
-@pytest.fixture(params=["cpu", "disk", "part"])
-def offloaded(request, tmp_path):
-    """A model with tied embeddings whose weights accelerate keeps elsewhere until they are used."""
-    model, here = make_model("gemma2"), torch.device("cpu")
-    if request.param == "cpu":
-        return cpu_offload(model, execution_device=here)
-    if request.param == "disk":
-        return disk_offload(model, tmp_path / "offloaded", execution_device=here)
-    model.save_pretrained(tmp_path / "model")
-    places = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.norm", "lm_head", "model.rotary_emb"], "cpu")
-    options = {"device_map": {**places, "model.layers.1": "disk"}, "offload_folder": tmp_path / "offloaded"}
-    return AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32, **options).eval()
-
-
-def test_an_offloaded_model_is_the_same_base_and_peft_has_no_values_for_its_adapters(offloaded):
+@pytest.mark.parametrize("offload", [to_memory, to_disk, None], ids=["cpu", "disk", "part"])
+def test_an_offloaded_model_is_the_same_base_and_peft_has_no_values_for_its_adapters(offload, tmp_path):
+    """With tied embeddings."""
+    offloaded = offload(make_model("gemma2"), tmp_path) if offload else base_in_pieces(tmp_path, "gemma2")
     assert any(p.is_meta for p in offloaded.parameters())
     assert fingerprint(offloaded) == fingerprint(make_model("gemma2"))
     assert hash_weights(offloaded) == hash_weights(make_model("gemma2"))

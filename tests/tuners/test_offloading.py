@@ -20,7 +20,10 @@ CONFIGS = {
     "PerHead": lambda: hfpatch.ValueResidualConfig(per_head=True),
     "own": lambda: defined(method="mine", query=reads_and_calls)(),
 }
-MAP = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+PLACES = {  # the second block is on the disk
+    **dict.fromkeys(["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head", "model.layers.0"], "cpu"),
+    "model.layers.1": "disk",
+}
 
 
 def reads_and_calls(self, parts, q, x, site):
@@ -29,12 +32,10 @@ def reads_and_calls(self, parts, q, x, site):
     return q + parts["b"](parts["a"](x)) * (1 + before - parts["b"].weight.sum())
 
 
-def base_in_pieces(tmp_path):
-    """A base with its second block on the disk."""
-    make_model("llama").save_pretrained(tmp_path / "base")
-    places = {**MAP, "model.layers.0": "cpu", "model.layers.1": "disk"}
+def base_in_pieces(tmp_path, case="llama"):
+    make_model(case).save_pretrained(tmp_path / "base")
     return AutoModelForCausalLM.from_pretrained(
-        tmp_path / "base", device_map=places, offload_folder=str(tmp_path / "offload"), dtype=torch.float32
+        tmp_path / "base", device_map=PLACES, offload_folder=str(tmp_path / "offload"), dtype=torch.float32
     ).eval()
 
 
@@ -52,8 +53,7 @@ def to_disk(model, tmp_path):
 
 
 def in_pieces(model, tmp_path):
-    places = {**MAP, "model.layers.0": "cpu", "model.layers.1": "disk"}
-    return dispatch_model(model, places, main_device="cpu", offload_dir=str(tmp_path / "pieces"))
+    return dispatch_model(model, PLACES, main_device="cpu", offload_dir=str(tmp_path / "pieces"))
 
 
 def loaded(model, config, tmp_path):
