@@ -64,21 +64,21 @@ def test_an_interrupted_eval_says_what_is_kept(capsys, monkeypatch, tmp_path):
     assert "nothing is kept with --no-cache" in capsys.readouterr().err
 
 
-@pytest.fixture
-def two_patches(tmp_path):
+@pytest.fixture(scope="module")
+def two_patches(tmp_path_factory):
     """Two patches of the tiny world's GPT-NeoX: one that changes nothing and one that spoils it."""
     from hfpatch import PreProjectionConfig, patch, save_patch, unpatch
     from hfpatch.surgery.bases import load_base
 
-    model = load_base("tinyworld/gpt-neox").model
+    model, folder = load_base("tinyworld/gpt-neox").model, tmp_path_factory.mktemp("patches")
     for name, std in (("same", 0.0), ("spoilt", 0.3)):
         patch(model, PreProjectionConfig(content_skip=True))
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data += std * torch.randn_like(parameter)
-        save_patch(model, tmp_path / name / "patch")
+        save_patch(model, folder / name / "patch")
         unpatch(model)
-    return [tmp_path / name / "patch" for name in ("same", "spoilt")]
+    return [folder / name / "patch" for name in ("same", "spoilt")]
 
 
 def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patches):
