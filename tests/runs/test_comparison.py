@@ -143,17 +143,6 @@ def test_results_name_everything_a_result_must_name(straight, model_folder):
     assert methods["lora"]["runs"]["1"]["train"]["steps"] == 3
 
 
-@pytest.fixture(scope="module")
-def with_held_out(model_folder, tmp_path_factory):
-    """A comparison with one seed whose held-out documents are split over packed rows."""
-    out = tmp_path_factory.mktemp("held-out") / "out"
-    training = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0]}
-    data, tasks = {"block_size": 16, "max_documents": 60, "held_out": 25}, {"tasks": ["tinyworld_cloze"], "limit": 8}
-    chosen = make_recipe(model_folder, data=data, evaluation=tasks, training=training)
-    compare(chosen, out)
-    return out, chosen
-
-
 def held_out_by_hand(model, tokenizer):
     """Return (documents, 2): nats and predicted tokens, each piece of each document by itself."""
     sums = []
@@ -170,25 +159,22 @@ def held_out_by_hand(model, tokenizer):
     return np.array(sums)
 
 
-def recorded(out, method, seed=0):
-    folder = out / "runs" / method / f"seed-{seed}" / "evaluations"
-    records = lines(folder / "held_out_text.jsonl")
-    values = read_values(folder)["held_out_text"].metrics
-    assert values["nats_per_token"].tolist() == [record["nats_per_token"] for record in records]
-    assert values["bytes"].tolist() == [record["bytes"] for record in records]
-    return records
-
-
-def test_every_run_keeps_the_loss_of_each_held_out_document(with_held_out):
-    out, chosen = with_held_out
-    results, base = load_results(out), load_base(chosen.model.name)
+def test_every_run_keeps_the_loss_of_each_held_out_document(model_folder, tmp_path, no_report):
+    """Of one seed; the documents are split over packed rows."""
+    training = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0]}
+    data, tasks = {"block_size": 16, "max_documents": 60, "held_out": 25}, {"tasks": ["tinyworld_cloze"], "limit": 8}
+    compare(make_recipe(model_folder, data=data, evaluation=tasks, training=training), tmp_path)
+    results, base = load_results(tmp_path), load_base(str(model_folder))
     losses = {}
     for method in ("baseline", "pre_projection", "lora"):
         if method != "baseline":
-            load_patch(base.model, out / "runs" / method / "seed-0" / "patch")
+            load_patch(base.model, tmp_path / "runs" / method / "seed-0" / "patch")
         losses[method] = held_out_by_hand(base.model, base.tokenizer)
         unpatch(base.model)
-        records = recorded(out, method)
+        folder = tmp_path / "runs" / method / "seed-0" / "evaluations"
+        records, values = lines(folder / "held_out_text.jsonl"), read_values(folder)["held_out_text"].metrics
+        for name in ("nats_per_token", "bytes"):
+            assert values[name].tolist() == [record[name] for record in records]
         assert [record["doc_id"] for record in records] == list(range(25))
         nats = np.array([record["nats_per_token"] for record in records])
         np.testing.assert_allclose(nats * [-1, 1], losses[method], rtol=1e-4)
@@ -210,27 +196,6 @@ def test_every_run_keeps_the_loss_of_each_held_out_document(with_held_out):
     assert {(pair.method, pair.reference) for pair in results.comparisons if pair.task == "held_out_text"} == {
         (pair.method, pair.reference) for pair in results.comparisons
     }
-
-
-def test_added_seeds_and_methods_are_compared_on_held_out_documents(with_held_out, tmp_path):
-    """The runs that are there are kept, records and all; what an interruption left out is measured again."""
-    before, chosen = with_held_out
-    out = shutil.copytree(before, tmp_path / "out")
-    (out / "runs" / "lora" / "seed-0" / "result.json").unlink()
-    more = {**METHODS, "lora_2": [{"type": "lora", "r": 2, "target_modules": "attention"}]}
-    training = chosen.training.model_copy(update={"seeds": [0, 1]})
-    compare(Recipe.model_validate({**chosen.model_dump(), "methods": more, "training": training}), out, resume=True)
-    for method in ("baseline", "pre_projection", "lora"):
-        assert recorded(out, method) == recorded(before, method)
-    results = load_results(out)
-    made = {
-        pair.method: pair
-        for pair in results.comparisons
-        if (pair.task, pair.reference) == ("held_out_text", "baseline")
-    }
-    assert {name: pair.seeds for name, pair in made.items()} == {"pre_projection": 2, "lora": 2, "lora_2": 2}
-    assert made["lora_2"].test == "paired t over seeds and documents"
-    assert made["lora_2"].n == 25
 
 
 def test_every_declared_pair_is_compared_and_each_question_has_a_verdict_for_every_task(straight):
