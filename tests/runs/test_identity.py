@@ -6,6 +6,7 @@ must give what a fresh evaluation gives, and a joint report and the explorer mus
 
 import copy
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -292,19 +293,9 @@ class Scored:
     """Evaluations of the base, each made once, with a cache of their answers and without."""
 
     def __init__(self, folder, cache):
-        self.base, self.folder, self.cache = load_base(str(folder / "base")), folder, cache
-        others = folder.parent / f"{folder.name}-others"
-        if not others.exists():
-            write_tasks(
-                others,
-                [
-                    line["text"] + " " + line["word"]
-                    for line in map(json.loads, (folder / "tasks" / "rows.jsonl").open())
-                ],
-            )
-            for name in ("own_code.yaml", "scoring.py", "factor.txt"):
-                (others / name).write_text((folder / "tasks" / name).read_text().replace("Hm", "So"))
-        self.others, self._known = others, {}
+        self.base, self.folder, self.cache, self._known = load_base(str(folder / "base")), folder, cache, {}
+        self.others = shutil.copytree(folder / "tasks", folder.parent / f"{folder.name}-others")
+        replaced("own_code.yaml", "Hm", "So")(self.others)
 
     def __call__(self, changed, *, cached=False):
         changed = {**changed, **({"include_path": str(self.others)} if "include_path" in changed else {})}
