@@ -63,7 +63,7 @@ def write_explorer(roots: Sequence[Path], out: Path) -> Document:
     # each run folder once, but not those inside a run
     folders: dict[Path, Path] = {}
     for top in roots:
-        if not top.exists():
+        if not top.is_dir():
             raise HfpatchError(f"{top}: no such folder; give folders that compare, pretrain or eval wrote")
         for root, below, files in os.walk(top):
             below.sort()

@@ -55,7 +55,7 @@ def test_what_cannot_be_read_is_named_and_nothing_at_all_is_an_error(tmp_path):
     page = (tmp_path / "x.html").read_text()
     assert "has layout 1, this version reads 2" in page
     assert "begun: no results yet" in page
-    for folder, message in (("bad", "has layout 1"), ("none", "no such folder")):
+    for folder, message in (("bad", "has layout 1"), ("none", "no such folder"), ("x.html", "no such folder")):
         with pytest.raises(HfpatchError, match=message):
             write_explorer([tmp_path / folder], tmp_path / "y.html")
     (tmp_path / "empty").mkdir()
