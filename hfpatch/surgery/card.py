@@ -17,7 +17,7 @@ TAGS = ["hfpatch"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
 _TINYWORLD = "tinyworld/"
-_CODE_LICENCE = "`modeling_hfpatch.py` is under the MIT licence, whose text it contains."
+_CODE_LICENCE = "`{}` is under the MIT licence, whose text it contains."
 
 
 @dataclass(frozen=True)
@@ -101,20 +101,21 @@ def export_card(base: str, model_class: str, licence: str | None) -> str:
         f"`modeling_hfpatch.py` ({escape(model_class)}) is plain torch and transformers: neither hfpatch nor PEFT is "
         "needed. It is code, so transformers asks for your consent; read it first.",
         _loading(has_code=True),
-        f"## Licence\n\n{_licence(licence)} {_CODE_LICENCE}",
+        f"## Licence\n\n{_licence(licence)} {_CODE_LICENCE.format('modeling_hfpatch.py')}",
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def model_card(model_class: str, training: Sequence[tuple[str, str]], *, has_code: bool) -> str:
+def model_card(model_class: str, training: Sequence[tuple[str, str]], *, code: str | None) -> str:
     """Return the card of a pretrained model: labelled facts of its training, and how it is loaded, with its code."""
+    licence = f" {_CODE_LICENCE.format(code)}" if code else ""
     sections = [
         front({"library_name": "transformers", "tags": TAGS}),
         f"# {escape(model_class)}",
         "A language model whose parameters were all trained with hfpatch.",
         f"## Training\n\n{_list(training)}",
-        f"## How to load it\n\n{_loading(has_code=has_code)}",
-        f"## Licence\n\nNone is stated for the weights.{f' {_CODE_LICENCE}' * has_code}",
+        f"## How to load it\n\n{_loading(has_code=code is not None)}",
+        f"## Licence\n\nNone is stated for the weights.{licence}",
     ]
     return "\n\n".join(sections) + "\n"
 

@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from hfpatch.errors import HfpatchError
 from hfpatch.models import inner_width
+from hfpatch.models.classes import FILE
 from hfpatch.models.paths import query_paths_with_f
 from hfpatch.recipes.training import PretrainSettings
 from hfpatch.results.parts import TrainResult
@@ -85,9 +86,13 @@ def _card(model: PreTrainedModel, run: Run, result: TrainResult) -> str:
         ("Tokens", f"{result.tokens:,}"),
         ("Loss of the last step", f"{result.final_loss:.4f} nats per token"),
     ]
-    if result.final_eval_loss is not None:
-        training.append(("Loss on held-out text", f"{result.final_eval_loss:.4f} nats per token"))
-    return model_card(type(model).__name__, training, has_code=hasattr(model.config, "auto_map"))
+    loss = result.final_eval_loss
+    if run.settings.keep_best and result.best_step is not None:
+        loss = result.best_eval_loss
+        training.append(("Weights", f"those after step {result.best_step:,}, the best on held-out text"))
+    if loss is not None:
+        training.append(("Loss on held-out text", f"{loss:.4f} nats per token"))
+    return model_card(type(model).__name__, training, code=FILE if hasattr(model.config, "auto_map") else None)
 
 
 def scale_rates(settings: PretrainSettings, config: PreTrainedConfig) -> PretrainSettings:

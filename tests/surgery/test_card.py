@@ -96,11 +96,12 @@ def test_the_card_of_an_export_says_how_to_load_it_and_under_which_licences():
 
 
 def test_the_card_of_a_trained_model_says_when_its_code_is_needed():
-    card = model_card("GPT2LMHeadModel", [("Text", HOSTILE)], has_code=True)
+    card = model_card("GPT2LMHeadModel", [("Text", HOSTILE)], code="code.py")
     assert header(card) == {"library_name": "transformers", "tags": ["hfpatch"]}
     assert headings(card) == ["GPT2LMHeadModel", "Training", "How to load it", "Licence"]
     assert "trust_remote_code=True" in card
-    assert "trust_remote_code" not in model_card("GPT2LMHeadModel", [], has_code=False)
+    assert "`code.py` is under the MIT licence" in card
+    assert "trust_remote_code" not in model_card("GPT2LMHeadModel", [], code=None)
 
 
 @pytest.mark.parametrize(

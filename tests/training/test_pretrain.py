@@ -47,6 +47,16 @@ def test_trains_everything_evaluates_and_saves_a_folder(base, blocks, tmp_path, 
     assert "trust_remote_code" not in card
 
 
+def test_the_card_of_the_best_weights_has_their_loss(base, blocks, tmp_path):
+    model, held_out = base("gpt2"), blocks.head(7)
+    result = run(model, blocks, tmp_path, held_out=held_out, evaluate_every=1, keep_best=True, lr=0.3)
+    assert result.best_step < STEPS
+    loss = mean_loss(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), held_out, batch_size=4)
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert f"- Weights: those after step {result.best_step}, the best on held-out text\n" in card
+    assert f"- Loss on held-out text: {loss:.4f} nats per token\n" in card
+
+
 def test_a_frozen_or_low_precision_model_is_trained_in_float32(base, blocks, tmp_path):
     model = base(dtype=torch.bfloat16).requires_grad_(False)
     run(model, blocks, tmp_path)

@@ -55,7 +55,10 @@ def test_steps_of_it_are_adamw_with_clipping_warm_up_and_a_cosine_to_its_floor(t
     assert [line["lr"] for line in lines] == pytest.approx([LR * share for share in shares])
     # The first step divides each gradient by its own size, rounding too
     torch.testing.assert_close(trainables(model), trainables(twin), rtol=1e-5, atol=2e-4)
-    assert "trust_remote_code=True" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")  # of its class
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "trust_remote_code=True" in card  # of its class
+    (code,) = (tmp_path / "model").glob("*.py")
+    assert f"`{code.name}` is under the MIT licence" in card
 
 
 def test_every_value_of_it_can_be_said_and_every_matrix_decays():
