@@ -161,7 +161,12 @@ def _tuning_cautions(tuning: Tuning) -> Iterator[str]:
 
 
 def _training_cautions(results: ComparisonResults) -> Iterator[str]:
-    """Yield a sentence for small updates, diverged runs, updates left out and early stops."""
+    """Yield a sentence for chosen weights, small updates, diverged runs, updates left out and early stops."""
+    if results.training.get("keep_best"):
+        yield (
+            "training.keep_best chose each run's weights by their loss on held-out text, so on that text the results "
+            "are better than on new text."
+        )
     trained = [
         (name, seed, run.train)
         for name, method in results.methods.items()

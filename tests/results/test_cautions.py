@@ -146,6 +146,15 @@ def test_updates_left_out_and_early_stops_are_named_with_their_seed():
     assert cautions_of(recipe, results)[0].startswith("pre, seed 0: 1 update was left out")
 
 
+def test_weights_that_the_held_out_text_chose_are_named():
+    recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
+    assert cautions_of(recipe, results) == []
+    results["training"] = {"keep_best": True}
+    (caution,) = cautions_of(recipe, results)
+    assert caution.startswith("training.keep_best ")
+    assert "held-out text" in caution
+
+
 def test_rates_that_were_not_tuned_are_named_and_best_ones_at_an_edge():
     recipe = make_recipe({"pre": PRE, "lora": LORA})
     untuned = {**make_results({"baseline": 0, "pre": 1000, "lora": 1000}), "training": {"lr": 1e-3}}
