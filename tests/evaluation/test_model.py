@@ -218,13 +218,13 @@ def test_a_context_longer_than_the_model_is_cut_and_the_log_says_so(model, token
 def test_patching_and_unpatching_are_noticed(model, tokenizer, pairs):
     scorer = HfpatchLM(model, tokenizer=tokenizer)
     made = requests("loglikelihood", pairs[:10])
-    bare = scorer.loglikelihood(made)
+    bare, key = scorer.loglikelihood(made), model_key(model)
     patch(model, NonlinearQueryConfig(form="literal")).eval()
     patched = scorer.loglikelihood(made)
     assert_same(patched, HFLM(model, tokenizer=tokenizer).loglikelihood(made))
     assert patched != bare
     unpatch(model)
-    assert scorer.loglikelihood(made) == bare
+    assert (scorer.loglikelihood(made), model_key(model)) == (bare, key)
 
 
 def test_lm_evals_own_cache_is_served(tokenizer, pairs, support, tmp_path):

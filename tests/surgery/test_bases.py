@@ -32,6 +32,15 @@ def save_checkpoint(folder, *, pad=None, case="gpt_neox"):
     return folder
 
 
+def downloaded(cache, name, folder):
+    """Put a folder into a hub cache as the only snapshot of a repository; return its revision."""
+    revision, repository = "0123456789abcdef0123456789abcdef01234567", cache / f"models--{name.replace('/', '--')}"
+    shutil.copytree(folder, repository / "snapshots" / revision)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    return revision
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return save_checkpoint(tmp_path_factory.mktemp("bases") / "checkpoint")
@@ -70,13 +79,8 @@ def test_a_padding_token_that_is_there_is_kept_and_a_tokenizer_may_be_alone(tmp_
 @pytest.fixture
 def hub_cache(checkpoint, tmp_path, monkeypatch):
     """A hub cache that holds one model, as a download leaves it."""
-    revision = "0123456789abcdef0123456789abcdef01234567"
-    repository = tmp_path / "models--some--model"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text(revision)
-    shutil.copytree(checkpoint, repository / "snapshots" / revision)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    return revision
+    return downloaded(tmp_path, "some/model", checkpoint)
 
 
 @pytest.fixture

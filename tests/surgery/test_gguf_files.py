@@ -7,6 +7,7 @@ import pytest
 import torch
 from families import logits_of
 from gguf_models import TEMPLATE, WORDS, damaged, holding, write_gguf
+from surgery.test_bases import downloaded
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import hfpatch
@@ -73,12 +74,7 @@ def test_ways_to_name_a_file(llama, tmp_path, monkeypatch):
 
 
 def test_a_file_in_the_cache_of_the_hub(llama, tmp_path, monkeypatch):
-    revision = "0123456789abcdef0123456789abcdef01234567"
-    repository = tmp_path / "models--some--model-GGUF"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text(revision)
-    (repository / "snapshots" / revision).mkdir(parents=True)
-    shutil.copy(llama[0], repository / "snapshots" / revision)
+    revision = downloaded(tmp_path, "some/model-GGUF", llama[0].parent)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path))
     for name, file in (("some/model-GGUF", llama[0].name), (f"some/model-GGUF/{llama[0].name}", None)):

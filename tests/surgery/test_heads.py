@@ -99,40 +99,28 @@ def classifier(kind=BertConfig):
     return AutoModelForSequenceClassification.from_config(shrink(kind()))
 
 
-def warnings_of(caplog):
-    return [record.message for record in caplog.records if record.levelname == "WARNING"]
+SEQ_CLS = {"task_type": "SEQ_CLS"}
 
 
-def test_a_frozen_head_is_said_and_a_trained_one_is_not(caplog, monkeypatch):
-    monkeypatch.setattr(tuner, "_LOGGED", set())
-    caplog.set_level(logging.WARNING, logger=tuner.__name__)  # commands turn it off
-    hfpatch.patch(classifier(), PreProjectionConfig())
-    assert "pre-projection: classifier stays frozen; if it is random, train it" in warnings_of(caplog)[0]
-    classifier().add_adapter(NonlinearQueryConfig())
-    assert "nonlinear query: classifier stays frozen" in warnings_of(caplog)[1]
-    for trains in ({"modules_to_save": ["classifier"]}, {"task_type": "SEQ_CLS"}):
-        monkeypatch.setattr(tuner, "_LOGGED", set())
-        caplog.clear()
-        model = get_peft_model(classifier(), PreProjectionConfig(**trains))
-        assert not warnings_of(caplog)
-        assert any("classifier" in name and p.requires_grad for name, p in model.named_parameters())
-
-
+@pytest.mark.parametrize("method", [PreProjectionConfig, NonlinearQueryConfig])
 @pytest.mark.parametrize(
     ("kind", "inject", "options", "frozen"),
     [
-        (BertConfig, hfpatch.patch, {}, "classifier"),  # PEFT's classes alone read a task type
-        (T5Config, get_peft_model, {}, "classification_head"),  # no name that they train
-        (DistilBertConfig, get_peft_model, {}, None),
-        (T5Config, get_peft_model, {"modules_to_save": ["classification_head.out_proj"]}, None),
+        (BertConfig, hfpatch.patch, {}, "classifier"),
+        (BertConfig, hfpatch.patch, SEQ_CLS, "classifier"),  # PEFT's classes alone read a task type
+        (BertConfig, get_peft_model, SEQ_CLS, None),
+        (BertConfig, get_peft_model, {"modules_to_save": ["classifier"]}, None),
+        (T5Config, get_peft_model, SEQ_CLS, "classification_head"),  # no name that they train
+        (T5Config, get_peft_model, {**SEQ_CLS, "modules_to_save": ["classification_head.out_proj"]}, None),
+        (DistilBertConfig, get_peft_model, SEQ_CLS, None),
     ],
 )
-def test_a_head_that_a_task_type_does_not_train_is_said(kind, inject, options, frozen, caplog, monkeypatch):
+def test_a_frozen_head_is_said_and_a_trained_one_is_not(kind, inject, options, frozen, method, caplog, monkeypatch):
     monkeypatch.setattr(tuner, "_LOGGED", set())
-    caplog.set_level(logging.WARNING, logger=tuner.__name__)
-    model = inject(classifier(kind), PreProjectionConfig(task_type="SEQ_CLS", **options))
-    said = [line for line in warnings_of(caplog) if "stays frozen" in line]
-    assert [line.split(" stays")[0] for line in said] == ([f"pre-projection: {frozen}"] if frozen else [])
+    caplog.set_level(logging.WARNING, logger=tuner.__name__)  # commands turn it off
+    model = inject(classifier(kind), method(**options))
+    said = [record.message for record in caplog.records if "stays frozen" in record.message]
+    assert [line.split(" stays")[0] for line in said] == ([f"{method.spec.label}: {frozen}"] if frozen else [])
     trained = [name for name, p in model.named_parameters() if p.requires_grad and "hfpatch" not in name]
     assert bool(trained) == (frozen is None)
 

@@ -78,9 +78,8 @@ def test_only_the_newest_are_kept(saved, tmp_path):
 
 def test_misfits_are_refused(saved):
     folder = saved[0]
-    for identity, name in (({"seed": 1}, r"seed \(0, now 1\)"), ({}, r"seed \(0, now None\)")):
-        with pytest.raises(HfpatchError, match=f"another {name}"):
-            newest_checkpoint(folder, identity)
+    with pytest.raises(HfpatchError, match=r"another seed \(0, now None\)"):
+        newest_checkpoint(folder, {})
     checkpoint = newest_checkpoint(folder, {"seed": 0})
     with pytest.raises(HfpatchError, match=r"0.weight is \(3, 2\) .* the model's is \(4, 2\)"):
         load_trainables(checkpoint, build(width=4)[0])
