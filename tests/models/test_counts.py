@@ -48,12 +48,8 @@ def nonlinear(**options):
         (nonlinear(input_norm="none", output_norm="none"), BASE - QUERY + BOTTLENECK, None),
         (nonlinear(targets=["value"]), BASE - L * D * D + BOTTLENECK + GAINS, None),
         # the MLP's width, w·d rounded
-        ({"mlp_width": 4}, BASE, 84.95),
         ({"mlp_width": 4.33}, BASE - MLP + L * 2 * D * 3325, None),  # 4.33 · 768 = 3325.44
-        ({"mlp_width": 4.5}, BASE - MLP + L * 2 * D * 3456, None),
-        ({"mlp_width": 4.625}, BASE - MLP + L * 2 * D * 3552, None),
         ({"mlp_width": 4.75}, BASE - MLP + L * 2 * D * 3648, 95.57),
-        ({"mlp_width": 5}, BASE - MLP + L * 2 * D * 3840, None),
         # both at once
         ({"mlp_width": 4.5, **nonlinear()}, BASE - MLP + L * 2 * D * 3456 - QUERY + BOTTLENECK + GAINS, None),
         # with biases: 3d of q, k, v; d of the output; 4d and d of the MLP; d of each norm
