@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.sites.modules import base_model, input_device, text_config
-from hfpatch.support.modes import evaluating
+from hfpatch.support.modes import evaluating, hooked
 
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
 """Keys of configurations that name a soft cap."""
@@ -89,16 +89,13 @@ def find_lm_head(model: Any) -> LMHead | None:
         factors.append(factors[0] if factors else peak / output.abs().max())
         return output * factors[0]
 
-    handle = head.register_forward_hook(enlarge)
     try:
-        with evaluating(model):
+        with hooked([head.register_forward_hook(enlarge)]), evaluating(model):
             tokens = torch.arange(_PROBE_TOKENS, device=input_device(model))[None] % head.weight.shape[0]
             logits = model(input_ids=tokens, use_cache=False).logits.float()
             z = head(body(input_ids=tokens, use_cache=False)[0]).to(logits.device)
     except (AttributeError, TypeError, RuntimeError, IndexError, KeyError, ValueError):
         return None
-    finally:
-        handle.remove()
     if len(factors) != 2 or z.shape != logits.shape:  # the head is called once, at all positions
         return None
     tail = min(tails, key=lambda candidate: float((candidate(z) - logits).abs().max()))

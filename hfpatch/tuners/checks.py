@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.sites import AttentionSite, features, require_matrix, submodule
+from hfpatch.support.modes import hooked
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
 from hfpatch.tuners.config import MethodConfig, method_name
 from hfpatch.tuners.contracts import require_adapter_name
@@ -195,11 +196,8 @@ def _require_effect(site: AttentionSite, target: str, device: torch.device) -> N
     try:
         for shift in (0.0, 1.0):
             handle = inner.register_forward_hook(lambda module, args, output, shift=shift: output + shift)
-            try:
-                with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                    outputs.append(outer(x))
-            finally:
-                handle.remove()
+            with hooked([handle]), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                outputs.append(outer(x))
     finally:
         for layer, before in disabled.items():
             layer._disable_adapters = before

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.sites import AttentionSite, base_model, count_values, select_sites, survey
+from hfpatch.support.modes import hooked
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.contracts import require_adapter_name, require_parts, require_usable
 from hfpatch.tuners.layer import ROWS, MethodLayer
@@ -190,12 +191,11 @@ class MethodModel(BaseTuner):
         ]
         ROWS.names |= dict.fromkeys(layers, tuple(rows))
         try:
-            yield
+            with hooked(handles):
+                yield
         finally:
             for layer in layers:
                 ROWS.names.pop(layer, None)
-            for handle in handles:
-                handle.remove()
 
     def merge_adapter(self, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
         """Put adapters into the weights of the base, all that are named or none.
