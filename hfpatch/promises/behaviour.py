@@ -34,6 +34,7 @@ from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
+from hfpatch.tuners.hidden_state import replace_first
 
 ALLOWED_FILES = {".safetensors", ".json", ".md"}
 CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch has no effect
@@ -255,13 +256,11 @@ def save_and_load(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool,
 def _acts(model: Any, site: AttentionSite, inputs: Inputs) -> bool:
     """Return whether anything that is compared depends on an attention."""
 
-    def other(module: Any, args: Any, output: Any) -> Any:
-        values = output if isinstance(output, Tensor) else output[0]
-        values = values + torch.randn(values.shape, generator=torch.Generator().manual_seed(0)).to(values)
-        return values if isinstance(output, Tensor) else (values, *output[1:])
+    def noisy(values: Tensor) -> Tensor:
+        return values + torch.randn(values.shape, generator=torch.Generator().manual_seed(0)).to(values)
 
     plain = logits(model, inputs)
-    with hooked([site.attention.register_forward_hook(other)]):
+    with hooked([site.attention.register_forward_hook(lambda _, args, output: replace_first(output, noisy))]):
         return not torch.equal(plain, logits(model, inputs))
 
 

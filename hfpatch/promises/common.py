@@ -170,8 +170,7 @@ def leak(model: Any, inputs: Inputs, name: str) -> Apart:
     ids = last.new_tensor(sorted(used))
     other[:, at:] = ids[(torch.searchsorted(ids, last) + 1) % len(ids)]  # each token becomes another one
     changed = {**inputs, name: other}
-    before = (lambda: logits(model, inputs)[:, :at]), (lambda: logits(model, changed)[:, :at])
-    return compared(model, *before)
+    return compared(model, lambda: logits(model, inputs)[:, :at], lambda: logits(model, changed)[:, :at])
 
 
 def within(

@@ -128,10 +128,10 @@ def _called(model: Any, inputs: Inputs, sites: Sequence[AttentionSite]) -> set[s
     """Return the paths of the sites whose attention a forward pass calls."""
     called: set[str] = set()
 
-    def note(path: str) -> Callable[..., None]:
-        return lambda *call: called.add(path)
+    def note(path: str, *call: Any) -> None:
+        called.add(path)
 
-    with hooked(site.attention.register_forward_pre_hook(note(site.path)) for site in sites):
+    with hooked(site.attention.register_forward_pre_hook(partial(note, site.path)) for site in sites):
         logits(model, inputs)
     return called
 
@@ -154,7 +154,7 @@ def _noise(*shape: int) -> Tensor:
 
 def _image(config: Any) -> Tensor:
     part = _part(config, "image_size")
-    size = part.image_size if isinstance(part.image_size, int) else tuple(part.image_size)
+    size = part.image_size
     height, width = (size, size) if isinstance(size, int) else size
     counts = (getattr(part, name, None) for name in ("num_channels", "in_channels", "in_chans"))
     return _noise(BATCH, next((count for count in counts if count), 3), height, width)

@@ -293,15 +293,12 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 def _unregistered(parts: nn.ModuleDict) -> list[str]:
     """Return the names of attributes with tensors or modules that no module of the parts has registered."""
     registered = {id(value) for value in (*parts.modules(), *parts.parameters(), *parts.buffers())}
-
-    def holding() -> Iterator[str]:
-        for path, module in parts.named_modules():
-            for name, value in vars(module).items():
-                leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor | nn.Module)]
-                if any(id(leaf) not in registered for leaf in leaves):
-                    yield f"{path}.{name}"
-
-    return list(holding())
+    return [
+        f"{path}.{name}"
+        for path, module in parts.named_modules()
+        for name, value in vars(module).items()
+        if any(id(leaf) not in registered for leaf in tree_leaves(value) if isinstance(leaf, Tensor | nn.Module))
+    ]
 
 
 def _wrong_derivative(config: MethodConfig, place: str, call: Call) -> str | None:
