@@ -28,7 +28,7 @@ RETENTION = {"texts": {"old": {"source": "tinyworld/base"}}, "documents": 24}
 
 
 def make_recipe(model_folder: Path, **sections) -> Recipe:
-    data = {"block_size": 32, "max_documents": 60, "held_out": 24}
+    data = {"block_size": 64, "max_documents": 60, "held_out": 24}
     tuning = {"learning_rates": [1e-3, 1e-2], "held_out": 4, "extend": 0, "steps": 2}
     return small_recipe(model_folder, **{"data": data, "tuning": tuning, **sections})
 
