@@ -7,7 +7,7 @@ import itertools
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,8 +68,8 @@ def patch(
     Raises:
         HfpatchError: if the model or a configuration is not suitable; the model is then unchanged.
     """
-    configs = [config] if isinstance(config, PeftConfig) else list(config)
-    if isinstance(config, Mapping) or not all(isinstance(part, PeftConfig) for part in configs):
+    configs = list(config) if isinstance(config, Iterable) else [config]
+    if not configs or not all(isinstance(part, PeftConfig) for part in configs):
         raise HfpatchError("patch takes a PEFT configuration or a list of them; names= gives adapters their names")
     if seed is not None:
         seed = whole_number("seed", seed, at_least=0)

@@ -363,7 +363,9 @@ def test_summary_of_a_peft_model_and_of_parameters_outside_the_blocks():
     assert summary.added == summary.trainable == 256
 
 
-@pytest.mark.parametrize("config", [{"mine": PreProjectionConfig()}, ["pre_projection"], "pre_projection"])
+@pytest.mark.parametrize(
+    "config", [{"mine": PreProjectionConfig()}, ["pre_projection"], "pre_projection", [], None, PreProjectionConfig]
+)
 def test_what_is_no_configuration_is_one_line(config):
     with pytest.raises(HfpatchError, match="patch takes a PEFT configuration or a list of them"):
         hfpatch.patch(make_model("gpt_neox"), config)
