@@ -321,7 +321,7 @@ def rates_sentence(results: ComparisonResults) -> str:
             more = f", {max(trials.values())} trials each"
         but = f" but {listed(diverged)}, not tuned as all trials diverged," if diverged else ""
         tried = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
-        return f"Each {results.noun}{but} at its best of {tried} rates{more}{_rate_errors(results)}."
+        return f"Each {results.tuned_noun}{but} at its best of {tried} rates{more}{_rate_errors(results)}."
     usual = results.training.get("lr")
     if not isinstance(usual, int | float) or not results.others:
         return ""

@@ -236,6 +236,12 @@ class ComparisonResults(Tabular):
         """What a sentence calls a method: a variant in a study."""
         return "method" if self.study is None else "variant"
 
+    @property
+    def tuned_noun(self) -> str:
+        """What a sentence calls a method that was tuned: a tuned variant in a study that did not tune all of them."""
+        chosen = self.tuning.chosen if self.tuning is not None else {}
+        return f"tuned {self.noun}" if self.study is not None and self.methods.keys() - chosen else self.noun
+
     def seeds_asked(self, method: str) -> list[int]:
         """Return the seeds that a method should have: all, or with looks the seeds that a look asked for."""
         if not self.looks:

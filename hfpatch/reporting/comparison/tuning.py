@@ -33,19 +33,20 @@ def tuning_sections(results: ComparisonResults, figures: Sequence[doc.Figure]) -
     tuning = results.tuning
     if tuning is None or not tuning.trials:
         return
+    noun = results.tuned_noun
     rates, added = (listed([f"{rate:g}" for rate in values]) for values in (tuning.learning_rates, tuning.added))
     if tuning.added:
         were = "was" if len(tuning.added) == 1 else "were"
-        added = f" {added} {were} added for all {results.noun}s, because the best rate of one was at the edge."
+        added = f" {added} {were} added for all {noun}s, because the best rate of one was at the edge."
     if tuning.refined:
-        added = f"{added or ''} Then every {results.noun} was tried at rates between its best and its neighbours."
+        added = f"{added or ''} Then every {noun} was tried at rates between its best and its neighbours."
     trials = listed(sorted({count(choice.trials) for choice in tuning.chosen.values()})) if tuning.chosen else "no"
     plans = {trial.plan for trial in tuning.trials}
     batches = f"the same batches (SHA-256 {str(next(iter(plans)))[:16]}…)" if len(plans) == 1 else "several batch plans"
     sizes = map(tuning.text.get, ("documents", "tokens"))
     documents, tokens = (count(value) if isinstance(value, int) else NOTHING for value in sizes)
     how = (
-        f"Every {results.noun} had {trials} trials: {count(tuning.steps)} steps on {batches} with seed {tuning.seed}, "
+        f"Every {noun} had {trials} trials: {count(tuning.steps)} steps on {batches} with seed {tuning.seed}, "
         f"which no final run uses, at the learning rates {rates}.{added} The loss on {documents} documents "
         f"({tokens} tokens), set aside from the training text and contained in no task, decided; a trial that "
         "diverged counts as infinite. What the choice may be worth: a quarter of the larger excess loss of the two "

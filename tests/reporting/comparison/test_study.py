@@ -15,6 +15,7 @@ from hfpatch.reporting.comparison.study import diagnostics
 from hfpatch.reporting.comparison.tables import method_table, score_table
 from hfpatch.reporting.document import Table
 from hfpatch.reporting.markdown import markdown
+from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.comparison import ComparisonResults
 
 pytestmark = pytest.mark.usefixtures("style")
@@ -145,6 +146,15 @@ def test_a_study_speaks_of_variants(tmp_path):
     tables = write_report(write_run(tmp_path, raw, curves=False)).tex.read_text()
     for text in (report, tables):
         assert not re.search(r"\bmethods?\b|\bLoRA|\bthe base\b|\bfrozen\b", text, re.IGNORECASE)
+
+
+def test_trials_are_those_of_the_variants_that_were_tuned(results):
+    assert "Every variant had 4 trials" in markdown(document_of(results))
+    raw = study()
+    del raw["tuning"]["chosen"]["identity"]
+    results = ComparisonResults.model_validate(raw)
+    assert "Every tuned variant had 4 trials" in markdown(document_of(results))
+    assert rates_sentence(results).startswith("Each tuned variant at its best of 2 rates")
 
 
 def test_a_variant_that_diverged_has_no_loss(results):
