@@ -257,6 +257,7 @@ def test_a_configuration_that_was_injected_is_sized_for_another_model():
         (PreProjectionConfig(), 0, "parameters=0 must be a whole number of at least 1"),
         (PreProjectionConfig(), "1", "parameters='1' must be a share of the base's above 0, such as '1%'"),
         (PreProjectionConfig(), "0%", "parameters='0%' must be a share"),
+        (PreProjectionConfig(), f"{'9' * 400}%", "must be a share"),
         (PreProjectionConfig(), 10**15, "1,000,000,000,000,000 parameters are more than 100 times the base's"),
         (LoraConfig(target_modules=["q_proj"]), "2000000%", "parameters are more than 100 times the base's"),
         (PreProjectionConfig(layers_to_transform=[7]), 100, r"layers \[7\] do not exist"),

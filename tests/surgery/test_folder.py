@@ -314,6 +314,7 @@ def with_copies(model):
     [
         *((parts, active) for active in ([*PARTS], ["lora"], ["nonlinear_query", "pre_projection"], [])),
         *((with_copies, active) for active in (["lora", "pre_projection"], ["pre_projection", "lora"], ["ln_tuning"])),
+        (with_copies, []),
     ],
 )
 def test_the_same_adapters_are_active_afterwards(make, active, tmp_path):

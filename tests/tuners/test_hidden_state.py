@@ -10,7 +10,7 @@ from hfpatch.tuners import hidden_state
 from hfpatch.tuners.hidden_state import argument_names, hidden_argument, replace_first, replace_hidden
 
 Named = namedtuple("Named", ["hidden", "cache"])
-X, NEW, OTHER = torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)
+X, EQUAL, NEW, OTHER = torch.zeros(1), torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)
 
 
 class Attention(nn.Module):
@@ -22,12 +22,19 @@ NAMES = argument_names(Attention())
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs"), [((X, X), {}), ((X,), {"residual": X}), ((), {"hidden_states": X, "residual": X})]
+    ("args", "kwargs", "expected"),
+    [
+        ((X, X), {}, [NEW, X]),
+        ((X, OTHER, None, X), {}, [NEW, OTHER, None, NEW]),
+        ((X,), {"residual": X, "value": X}, [NEW, X, NEW]),
+        ((), {"hidden_states": X, "residual": X, "mask": EQUAL}, [NEW, X, EQUAL]),
+    ],
 )
-def test_the_residual_stays_even_where_it_is_the_hidden_state(args, kwargs):
+def test_every_argument_that_is_the_hidden_state_is_replaced_but_the_residual(args, kwargs, expected):
     new_args, new_kwargs = replace_hidden(NAMES, args, kwargs, NEW)
     assert hidden_argument(new_args, new_kwargs) is NEW
-    assert (new_kwargs["residual"] if "residual" in kwargs else new_args[1]) is X
+    assert new_kwargs.keys() == kwargs.keys()
+    assert all(value is other for value, other in zip((*new_args, *new_kwargs.values()), expected, strict=True))
 
 
 @pytest.mark.parametrize("output", [(X, OTHER), [X, OTHER], Named(X, OTHER), (X,)])
