@@ -120,7 +120,8 @@ def switch_checkpointing(model: PreTrainedModel, *, on: bool) -> None:
     if on:
         enable = getattr(model, f"{kind}_checkpointing_enable")
         enable(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})
-        model.disable_input_require_grads()
+        if hasattr(model, "_require_grads_hook") or hasattr(model, "_require_grads_hooks"):  # some remove them unasked
+            model.disable_input_require_grads()
     else:
         getattr(model, f"{kind}_checkpointing_disable")()
 

@@ -141,3 +141,11 @@ def test_frozen_layers_below_the_first_patched_one_build_no_graph(case, checkpoi
         model(tokens, labels=tokens, use_cache=False).loss.backward()
     assert needs[:2] == [False, True]
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def test_a_model_that_removes_its_embeddings_hook_without_a_look_can_recompute(monkeypatch):
+    """Modelling code on the hub has this method from earlier versions of transformers, where there may be no hook."""
+    model = make_model("llama")
+    monkeypatch.setattr(type(model), "disable_input_require_grads", lambda self: self._require_grads_hook.remove())
+    switch_checkpointing(model, on=True)
+    assert model.is_gradient_checkpointing
