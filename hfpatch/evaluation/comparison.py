@@ -154,9 +154,9 @@ def check_comparable(
     """
     for task, result in tasks.items():
         metric, name = metric_of(result, functions.get(task, {})), result.primary
-        reason, cause = "", None
+        values, reason, cause = read_metric(folder / f"{task}.jsonl", name)[1], "", None
         try:
-            score = metric.overall(read_metric(folder / f"{task}.jsonl", name)[1])
+            score = metric.overall(values)
             if not math.isclose(score, result.metrics[name], rel_tol=1e-6, abs_tol=1e-9):
                 reason = f"they give {score:.6g}, lm-eval {result.metrics[name]:.6g}"
         except (ArithmeticError, TypeError, ValueError, AttributeError, LookupError) as error:

@@ -14,6 +14,7 @@ from hfpatch.data.rows import number_groups
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.clusters import Groups
 from hfpatch.evaluation.metrics import Aggregation, Metric, metric_of
+from hfpatch.recipes.retention import task_of
 from hfpatch.results.parts import TaskResult
 from hfpatch.results.records import TaskValues, hash_documents, read_lines, read_values
 
@@ -119,9 +120,13 @@ class Records:
 def read_metric(path: Path, metric: str) -> tuple[list[str], list[Any]]:
     """Return the documents' hashes and their values of a metric; null is a value that was not finite."""
     try:
-        rows = read_lines(path)
-        return [row["doc_hash"] for row in rows], [math.nan if row[metric] is None else row[metric] for row in rows]
+        if rows := read_lines(path):
+            return [row["doc_hash"] for row in rows], [math.nan if row[metric] is None else row[metric] for row in rows]
+        cause, reason = None, "it is empty"
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HfpatchError(
-            f"{path}: not a record of {metric} ({error!r}); delete this run's result.json and use --resume"
-        ) from error
+        cause, reason = error, repr(error)
+    is_of_run = path.parent.name == "evaluations"  # and not beside its scores, at a scale of rewind
+    name = "retention.json" if is_of_run and path.stem.startswith(task_of("")) else "result.json"
+    scores = path.parents[is_of_run] / name
+    remedy = f"delete {scores} and use --resume" if scores.is_file() else "evaluate again"
+    raise HfpatchError(f"{path}: not a record of {metric} ({reason}); {remedy}") from cause

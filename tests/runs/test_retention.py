@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_runs import small_recipe, without_reports
+from tiny_runs import numbers, small_recipe, without_reports
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM
 
@@ -180,6 +180,32 @@ def test_damaged_files_and_other_texts_are_refused_in_one_line(grown, model_fold
     file.write_text("{")
     with pytest.raises(HfpatchError, match=r"retention\.json: cannot be read as JSON"):
         compare(recipe, out, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("record", "scores"),
+    [
+        ("baseline/seed-0/evaluations/tinyworld_cloze.jsonl", "baseline/seed-0/result.json"),
+        ("lora/seed-1/evaluations/retention_old.jsonl", "lora/seed-1/retention.json"),
+        ("lora/seed-1/rewind/0.5/retention_old.jsonl", "lora/seed-1/rewind/0.5/result.json"),
+    ],
+)
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_damaged_record_is_written_again_where_its_scores_are_deleted(
+    grown, model_folder, tmp_path, record, scores, left
+):
+    out, recipe = (
+        shutil.copytree(grown[0], tmp_path / "out"),
+        make_recipe(model_folder, retention=RETENTION, rewind=[0.5]),
+    )
+    before = json.loads((out / "results.json").read_text())
+    (out / "results.json").unlink()
+    path = out / "runs" / record
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(HfpatchError, match=rf"{record}: not a record of .*; delete .*{scores} and use --resume$"):
+        compare(recipe, out, resume=True)
+    (out / "runs" / scores).unlink()
+    assert numbers(compare(recipe, out, resume=True)) == numbers(before)
 
 
 def test_text_that_is_trained_on_and_a_method_that_cannot_be_scaled_are_refused_before_any_training(model_folder):
