@@ -98,6 +98,7 @@ class Questions(Stored):
     """
 
     as_given = True
+    remedy = "restore it; without it --resume declares them again, and marks them where there are results already"
     questions: list[PrimaryQuestion]
     margin: dict[str, float]
     seeds: list[int]
