@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from hfpatch.sites.modules import unwrapped
+from hfpatch.sites.modules import is_linear, unwrapped
 
 SAME = ("to", "contiguous", "float", "type", "type_as", "clone")
 """Methods of a tensor that keep its values."""
@@ -381,7 +381,8 @@ class _Frame:
             return self.reader.call(_forward(module), path, args, kwargs) if source.startswith(f"{path}.") else None
         if isinstance(module, nn.Identity) or "drop" in type(module).__name__.lower():
             return branch.returned_by(path) if branch.scaled or branch.factor != 1 else branch
-        if not any(module.children()) and len(args) + len(kwargs) == 1:
+        # torch's quantised layers hold their weight in a module
+        if (not any(module.children()) or is_linear(module)) and len(args) + len(kwargs) == 1:
             return branch.returned_by(path)
         if self.reader.reads is not None:
             return Branch(path)

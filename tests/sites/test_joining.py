@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.ao.quantization import quantize_dynamic
 
 from hfpatch.sites.joining import Unclear, follow_branch, follow_input
 
@@ -120,6 +121,7 @@ class Lost(Block):
         (BySwitch(), "attention", ""),
         (Gated(), "attention", "beta multiplies it"),
         (Inside(WithResidual), "attention.o_proj", ""),
+        (quantize_dynamic(InAnotherModule(), {nn.Linear}), "output.dense", ""),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )
