@@ -74,20 +74,22 @@ def read_plans(folder: Path) -> dict[int, BatchPlan]:
     Raises:
         HfpatchError: if a file is missing or not a plan, was changed, or names a block that cannot exist.
     """
-    described, plans = read_json(folder / PLAN), {}
+    path, plans = folder / PLAN, dict[int, BatchPlan]()
     try:
+        described = read_json(path)
         arrays = load_file(folder / PLAN_ARRAYS)
         for seed, value in described.items():
             plan = BatchPlan(arrays[seed].astype(np.int64), blocks=int(value["blocks"]), seed=int(value["seed"]))
             indices = plan.indices
             if indices.ndim != 2 or indices.size == 0 or plan.sha256 != value["sha256"]:
-                raise HfpatchError("the batch plan is damaged (its hash does not match)")
+                raise HfpatchError(f"{path}: the batch plan is damaged (its hash does not match)")
             if indices.min() < 0 or indices.max() >= plan.blocks:
-                raise HfpatchError("the batch plan is damaged (a block does not exist)")
+                raise HfpatchError(f"{path}: the batch plan is damaged (a block does not exist)")
             plans[int(seed)] = plan
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = str(error) if isinstance(error, HfpatchError) else f"not a batch plan ({error})"
-        raise HfpatchError(f"{folder / PLAN}: {reason}; delete the run and start it again") from error
+        # every run's identity has the hash of its plan, so that another one is refused
+        reason = str(error) if isinstance(error, HfpatchError) else f"{path}: not a batch plan ({error})"
+        raise HfpatchError(f"{reason}; restore it, or delete it, and --resume draws it again") from error
     return plans
 
 

@@ -41,7 +41,9 @@ class Stored(Part):
         try:
             return validate(read_json(path), cls, str(path))
         except HfpatchError as error:
-            raise HfpatchError(f"{error}; {cls.remedy}") from error
+            # a run that has scores already would not be trained again
+            of_run = "restore it, or delete its folder, and --resume trains the run again"
+            raise HfpatchError(f"{error}; {of_run if path.name == 'training.json' else cls.remedy}") from error
 
     def to_json(self) -> dict[str, Any]:
         """Return the content."""

@@ -172,16 +172,26 @@ def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(st
     assert compare(study(), out, resume=True, progress=Nothing()) == again
 
 
-@pytest.mark.parametrize("name", ["results.json", "questions.json", "result.json", "evaluations/held_out_text.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("results.json", "questions.json", "plan.json", "plan.safetensors"),
+        *("training.json", "result.json", "evaluations/held_out_text.jsonl"),
+    ],
+)
 def test_a_damaged_file_can_be_made_again(straight, tmp_path, no_report, name):
     out, asked = shutil.copytree(straight[0], tmp_path / "out"), study(margin={"nats_per_token": 0.5})
     run = out / "runs/linear/seed-0"
     damaged = run / name if (run / name).exists() else out / name
     damaged.write_bytes(damaged.read_bytes()[:100])
     message = refused(compare, asked, out, resume=True)
-    assert str(damaged) in message
+    named = {"plan.safetensors": out / "plan.json", "evaluations/held_out_text.jsonl": run / "result.json"}
+    assert str(damaged.with_suffix("")) in message
     assert "--resume" in message
-    (run / "result.json" if "result.json" in message else damaged).unlink()  # as the message says
+    if name == "training.json":  # as the message says
+        shutil.rmtree(run)
+    else:
+        named.get(name, damaged).unlink()
     assert without_times(compare(asked, out, resume=True)["methods"]) == without_times(straight[1]["methods"])
 
 
