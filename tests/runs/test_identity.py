@@ -108,6 +108,9 @@ def folder(tmp_path_factory):
     (folder / "text.txt").write_text("\n\n".join(texts))
     (folder / "kept.txt").write_text("\n\n".join(kept))
     write_tasks(folder / "tasks", [" ".join(text.split()[:9]).rstrip(".,") for text in texts[:12]])
+    rows = folder / "tasks" / "rows.jsonl"
+    lines = [json.loads(line) | {"half": str(number % 3)} for number, line in enumerate(rows.read_text().splitlines())]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
     choice = yaml.safe_load((folder / "tasks" / "own_choice.yaml").read_text())
     code = {**choice, "task": "own_code", "metric_list": [{"metric": "acc"}], "doc_to_text": "Hm {{text}}"}
     (folder / "tasks" / "own_code.yaml").write_text(
@@ -126,13 +129,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def restored(folder):
-    """``folder``, with its files put back afterwards."""
-    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """``folder``, put back afterwards."""
+    kept = shutil.copytree(folder, folder.with_name(f"{folder.name}-kept"))
     yield folder
-    for path in {path for path in folder.rglob("*") if path.is_file()} - set(kept):
-        path.unlink()
-    for path, content in kept.items():
-        path.write_bytes(content)
+    shutil.rmtree(folder)
+    kept.rename(folder)
     sys.modules.pop("mine_of_identity", None)
 
 
@@ -310,9 +311,6 @@ class Scored:
 
 @pytest.fixture(scope="module")
 def scored(folder, tmp_path_factory):
-    rows = folder / "tasks" / "rows.jsonl"
-    lines = [json.loads(line) | {"half": str(number % 3)} for number, line in enumerate(rows.read_text().splitlines())]
-    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
     scorer = Scored(folder, tmp_path_factory.mktemp("answers"))
     for before, _ in SETTINGS.values():
         scorer(before, cached=True)  # answers that a change must not be given
