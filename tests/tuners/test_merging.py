@@ -113,6 +113,21 @@ def test_what_no_matrix_computes_is_not_merged(stage):
             hfpatch.fold(model)
 
 
+@pytest.mark.parametrize("stage", ["entered", "mixed", "output"])
+def test_a_constant_term_is_merged_into_the_bias(stage):
+    def act(self, parts, value, *others):
+        return value + parts["b"](parts["a"](value)) + parts["b"].weight.sum(dim=1)
+
+    tokens = make_tokens()
+    with forgotten():
+        members = {"query": None, stage: act, "unmergeable": lambda self: None}
+        members["build"] = lambda self, site, seed: low_rank(site, seed, site.hidden_size)
+        model = hfpatch.patch(make_model("gpt2").double(), defined(**members)()).double()
+        perturb(model, std=0.3)
+        expected = logits_of(model, tokens)
+        assert close(logits_of(hfpatch.fold(model), tokens), expected)
+
+
 def test_only_a_method_that_says_so_and_is_affine_is_merged():
     assert "does not say that it is linear" in hfpatch.MethodConfig.unmergeable(None)
     members = {
