@@ -128,9 +128,10 @@ def test_the_count_of_a_rank_is_peft_s_own(case, rank):
     ("options", "message"),
     [
         ({"budget": 0, "target_modules": ["q_proj"]}, "budget=0 must be a whole number of at least 1"),
-        ({"budget": 10, "target_modules": ["q_prj"]}, r"target_modules=\['q_prj'\]: no module"),
-        ({"budget": 10, "target_modules": []}, "no module"),
-        ({"budget": 10, "target_modules": ["input_layernorm"]}, "LlamaRMSNorm is not a linear projection"),
+        ({"budget": 10, "target_modules": ["q_prj"]}, "no module of this model is called 'q_prj'"),
+        ({"budget": 10, "target_modules": "q_proj"}, "q_proj not found"),  # an expression for whole paths
+        ({"budget": 10, "target_modules": []}, "target_modules"),
+        ({"budget": 10, "target_modules": ["input_layernorm"]}, "LlamaRMSNorm.* is not supported"),
     ],
 )
 def test_errors(options, message):
@@ -219,6 +220,7 @@ SIZED = [
     (NonlinearLoraConfig(), "rank", ((32 + 32) + (32 + 16)) * 2),
     (LoraConfig(lora_alpha=4), "r", ((32 + 32) + (32 + 16)) * 2),
     (LoraConfig(target_modules="all-linear"), "r", (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48)) * 2),
+    (LoraConfig(target_modules=r".*\.1\..*_proj"), "r", 2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48)),
     (CanonConfig(), "width", 32 * 2),
 ]
 
@@ -236,6 +238,8 @@ def test_a_configuration_of_a_given_size(config, key, unit):
         assert count_added(model, [made]) == value * unit + norms
         same = {name: item for name, item in made.to_dict().items() if name not in (key, "target_modules")}
         assert same == {name: config.to_dict()[name] for name in same}
+        if words := getattr(config, "target_modules", None):
+            assert match_lora_rank(model, budget=round(budget), target_modules=words) == value
     assert config.to_dict() == copy.deepcopy(config).to_dict()
     assert not hasattr(model, "peft_config")
     stack = [LoraConfig(r=8), LoraConfig(r=2)]
