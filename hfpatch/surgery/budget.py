@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from peft import LoraConfig, PeftConfig
+from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
@@ -22,6 +22,7 @@ from hfpatch.sites import (
     count_values,
     features,
     find_sites,
+    require_matrix,
     select_sites,
     survey,
     unwrapped,
@@ -100,21 +101,33 @@ def attention_modules(
     return paths
 
 
-def match_lora_rank(model: nn.Module, *, budget: int, target_modules: Sequence[str] | str) -> int:
+def match_lora_rank(model: nn.Module, *, budget: int, target_modules: Sequence[str]) -> int:
     """Return the LoRA rank whose parameter count is nearest to a budget; the smaller one of two equally near.
+
+    A module of widths (n, m) costs r·(n + m) parameters, so the count is r times one number.
 
     Args:
         model: the base.
         budget: the parameter count to match.
-        target_modules: as in PEFT's ``LoraConfig``: names of modules, ``"all-linear"``, or a regular expression.
+        target_modules: names of modules, matched as PEFT does: a full path or its last parts. For ``"all-linear"`` and
+            regular expressions there is `sized`.
 
     Raises:
-        HfpatchError: if the budget is not a positive whole number, or PEFT cannot adapt these modules.
+        HfpatchError: if the budget is not a positive whole number, no module matches, or one that does is not a linear
+            projection.
     """
     budget = whole_number("budget", budget, at_least=1)
-    part: Part = {"target_modules": target_modules if isinstance(target_modules, str) else list(target_modules)}
-    rank, _ = match_size(model, SIZES["lora"], part, lambda rank: LoraConfig(r=rank, **part), budget=budget)
-    return int(rank)
+    target_modules = [target_modules] if isinstance(target_modules, str) else target_modules
+    suffixes = tuple(f".{name}" for name in target_modules)
+    per_rank = 0
+    for name, module in base_model(model).named_modules():
+        if name in target_modules or name.endswith(suffixes):
+            require_matrix(module, name)
+            per_rank += sum(features(unwrapped(module)))
+    if not per_rank:
+        raise HfpatchError(f"target_modules={list(target_modules)}: no module of this model has that name")
+    below = budget // per_rank
+    return max(1, below if budget - below * per_rank <= (below + 1) * per_rank - budget else below + 1)
 
 
 def sized(config: Config, model: nn.Module, *, parameters: int | str | PeftConfig | Sequence[PeftConfig]) -> Config:
@@ -132,6 +145,8 @@ def sized(config: Config, model: nn.Module, *, parameters: int | str | PeftConfi
     Raises:
         HfpatchError: if the method has no size, the number is not positive, or the method does not go into the model.
     """
+    if not isinstance(config, PeftConfig):
+        raise HfpatchError(f"sized takes one PEFT configuration, not {config!r}")
     kind = method_name(config)
     if kind not in SIZES:
         raise HfpatchError(f"{kind} has no size to solve for: it {NO_SIZE.get(kind, 'cannot be injected')}")
