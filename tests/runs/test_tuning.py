@@ -230,7 +230,7 @@ def test_every_method_has_the_same_trials_on_the_same_batches(straight):
 def test_what_a_choice_is_worth_follows_from_the_kept_values(model_folder, tmp_path):
     """Of a copy without the runs, where the rate above the best diverged: h/4 up to the base's loss."""
     tuning = {**TUNING, "learning_rates": [1e-4, 1e-3, 1e25], "extend": 0}
-    training = {**TRAINING, "seeds": [0], "on_bad_loss": "stop"}  # which stops no trial
+    training = {**TRAINING, "seeds": [1000], "on_bad_loss": "stop"}  # which stops no trial
     compare(make_recipe(model_folder, tuning=tuning, training=training), tmp_path / "out")
     for name in ("results.json", "values.safetensors"):
         shutil.copy(tmp_path / "out" / name, tmp_path / name)
@@ -246,6 +246,7 @@ def test_what_a_choice_is_worth_follows_from_the_kept_values(model_folder, tmp_p
         assert results.tuning.of(name)[-1].diverged_step in (2, 3)
         assert np.isnan(high)
         assert results.rate_errors[name] == pytest.approx((losses["baseline"][0] - best) / 4)
+    assert results.tuning.seed == 1001  # as a final run has 1000
     trials = [trial.model_copy(update={"loss": 1.0}) for trial in results.tuning.trials]
     wrong = results.tuning.model_copy(update={"base_loss": 9.0, "trials": trials})
     write_json(tmp_path / "results.json", results.model_copy(update={"tuning": wrong}).to_json())
