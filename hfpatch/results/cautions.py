@@ -164,8 +164,8 @@ def _training_cautions(results: ComparisonResults) -> Iterator[str]:
     """Yield a sentence for chosen weights, small updates, diverged runs, updates left out and early stops."""
     if results.training.get("keep_best"):
         yield (
-            "training.keep_best chose each run's weights by their loss on held-out text, so on that text the results "
-            "are better than on new text."
+            "training.keep_best chose each run's weights by their loss on held-out text, so the loss on that text "
+            "may be lower than on new text."
         )
     trained = [
         (name, seed, run.train)

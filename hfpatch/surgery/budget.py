@@ -146,7 +146,7 @@ def sized(config: Config, model: nn.Module, *, parameters: int | str | PeftConfi
         HfpatchError: if the method has no size, the number is not positive, or the method does not go into the model.
     """
     if not isinstance(config, PeftConfig):
-        raise HfpatchError(f"sized takes one PEFT configuration, not {config!r}")
+        raise HfpatchError(f"sized takes one PEFT configuration, not {config!r:.60}")
     kind = method_name(config)
     if kind not in SIZES:
         raise HfpatchError(f"{kind} has no size to solve for: it {NO_SIZE.get(kind, 'cannot be injected')}")
