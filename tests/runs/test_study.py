@@ -195,6 +195,13 @@ def test_a_damaged_file_can_be_made_again(straight, tmp_path, no_report, name):
     assert without_times(compare(asked, out, resume=True)["methods"]) == without_times(straight[1]["methods"])
 
 
+def test_a_run_that_has_scores_is_not_trained_again(straight, tmp_path, no_report):
+    out, asked = shutil.copytree(straight[0], tmp_path / "out"), study(margin={"nats_per_token": 0.5})
+    (out / "runs/linear/seed-0/training.json").unlink()
+    again = compare(asked, out, resume=True, progress=Nothing())
+    assert without_times(again["methods"]) == without_times(straight[1]["methods"])
+
+
 def test_an_engine_that_gives_up_the_devices_leaves_the_report_to_be_written(straight, tmp_path, monkeypatch):
     @contextmanager
     def of_devices(settings, progress):
