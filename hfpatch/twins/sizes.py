@@ -82,8 +82,8 @@ DROPOUTS = {
 }  # fmt: skip
 
 SECTIONED = {  # times, rows and columns turn some frequencies each, also where the configuration lists no numbers
-    "ernie4_5_vl_moe_text", "glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text", "paddleocr_vl_text",
-    "qwen2_5_omni_talker", "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text",
+    "cohere_compass_text", "ernie4_5_vl_moe_text", "glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text",
+    "paddleocr_vl_text", "qwen2_5_omni_talker", "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text",
 }  # fmt: skip
 
 Values = dict[str, Any]
