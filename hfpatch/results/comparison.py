@@ -386,8 +386,9 @@ class ComparisonResults(Tabular):
             case "curves":
                 for name, method in self.methods.items():
                     if (curve := method.curve) is not None:
-                        for step, loss in zip(curve.steps, curve.loss, strict=True):
-                            row = {"method": name, "step": step, "loss": loss, "seeds": curve.seeds}
+                        by_step = dict(zip(curve.steps, curve.loss, strict=True))
+                        for step in sorted({*by_step, *curve.held_out}):  # before the first step on held-out text alone
+                            row = {"method": name, "step": step, "loss": by_step.get(step), "seeds": curve.seeds}
                             yield {**row, "held_out": curve.held_out.get(step)}
             case "layers":
                 for name, method in self.methods.items():

@@ -68,4 +68,4 @@ def pair_records(pairs: Iterable[Part]) -> Iterator[Record]:
     for pair in pairs:
         record = pair.to_json()
         clusters = record.pop("clusters")
-        yield {**record, "groups": clusters and clusters["groups"]}
+        yield {**record, "groups": clusters and clusters["groups"], "grouped_by": clusters and clusters["column"]}

@@ -54,8 +54,10 @@ def test_the_other_tables_of_a_comparison(comparison):
     assert trials.chosen.sum() == 2
     assert trials.seed.tolist() == [trial.seed for trial in comparison.tuning.trials]
     assert trials.plan.tolist() == [trial.plan for trial in comparison.tuning.trials]
-    curves = comparison.to_pandas("curves")
-    assert curves[curves.method == SKIP].loss.tolist() == comparison.methods[SKIP].curve.loss
+    comparison.methods[SKIP].curve.held_out.update({0: 3.0, 200: 2.5})
+    curves = comparison.to_pandas("curves").query("method == @SKIP")
+    assert curves.loss.tolist()[1:] == comparison.methods[SKIP].curve.loss
+    assert curves.set_index("step").held_out.dropna().to_dict() == {0: 3.0, 200: 2.5}
     with pytest.raises(hfpatch.HfpatchError, match=r"to_pandas\('score'\).*there are scores, methods, verdicts"):
         comparison.to_pandas("score")
 

@@ -34,7 +34,9 @@ from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import level_at
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.layout import Method
+from hfpatch.results.low_noise import LOW_NOISE
 from hfpatch.results.parts import Comparison
+from hfpatch.results.tables import Record, pair_records
 from hfpatch.results.verdicts import QUESTIONS, Verdict
 
 _MOST_IN_MARKDOWN = 40  # verdicts; of more, Markdown has only differences that were found
@@ -45,7 +47,7 @@ _OF_PAIR = (
     *("role", "question", "outcome", "margin", "corrected_low", "corrected_high", "p_corrected", "level", "family"),
     *("detectable", "margin_detectable", "seeds_needed", "documents_needed", "at_rates_tried", "changed", "why"),
 )
-_RESULTS = (*_SCORES, *_OF_PAIR, "groups", "grouped_by")
+_RESULTS = (*_SCORES, *_OF_PAIR, "groups", "grouped_by", "higher_is_better")
 
 
 def score_table(results: ComparisonResults) -> Table:
@@ -239,24 +241,26 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
 
     A row of a difference has no ``seed`` and no ``value``; the columns from ``other`` to ``why`` are empty in all other
     rows. The columns after ``test`` belong to verdicts. The loss on held-out text has no task where its documents were
-    not compared. The last columns say in how many groups a task's documents come, and by which of their columns. Of
+    not compared. The last columns say in how many groups a task's documents come, by which of their columns, and
+    whether a higher value is better, which is known of low-noise metrics and of the one that a task is compared by. Of
     several runs, the first column is the label of the run.
     """
     headings = ("run", *_RESULTS) if len(runs) > 1 else _RESULTS
     rows = []
     for label, results in runs.items():
-        rows += [{**record, "run": label} for record in results.records("scores")]
-        for pair in _pairs(results):
-            rows.append({**pair, "trainable": results.methods[str(pair["method"])].trainable, "run": label})
+        known = {(task, info.primary): info.higher_is_better for task, info in results.tasks.items()}
+        for row in (*results.records("scores"), *_pairs(results)):
+            trainable, metric = results.methods[row["method"]].trainable, row["metric"]
+            higher = LOW_NOISE.get(metric, known.get((row["task"], metric)))
+            rows.append({**row, "trainable": trainable, "higher_is_better": higher, "run": label})
     return csv_text(rows, headings)
 
 
-def _pairs(results: ComparisonResults) -> Iterator[dict[str, object]]:
+def _pairs(results: ComparisonResults) -> Iterator[Record]:
     """Yield every paired difference: those with verdicts, then those by measures that decide nothing."""
-    shown = {*results.tasks, *(results.retention.texts if results.retention is not None else ())}
-    for verdict in results.verdicts:
-        if verdict.task in shown and verdict.method in results.methods:
-            yield verdict.to_json()
-    for one in results.comparisons:
-        if one.task in results.tasks and results.deciding[one.task].metric != one.metric:
-            yield {**one.to_json(), "other": one.reference}
+    tasks, deciding = results.tasks, results.deciding
+    shown = {*tasks, *(results.retention.texts if results.retention is not None else ())}
+    yield from pair_records(one for one in results.verdicts if one.task in shown and one.method in results.methods)
+    others = (one for one in results.comparisons if one.task in tasks and deciding[one.task].metric != one.metric)
+    for record in pair_records(others):
+        yield {**record, "other": record["reference"]}

@@ -95,14 +95,21 @@ def test_the_csv_has_every_number_once_and_says_which_run(results):
     row = rows[SKIP, "1", "tinyworld_cloze", "acc"]
     assert (row["value"], row["stderr"], row["n"], row["trainable"]) == ("0.46", "0.02", "400", "80000")
     assert rows["lora", "0", "tinyworld_text", "bits_per_byte"]["stderr"] == ""
+    directions = {(row["task"], row["metric"]): row["higher_is_better"] for row in read_csv(text)}
+    assert directions == {
+        **{("tinyworld_cloze", "acc"): "True", ("tinyworld_endings", "acc_norm"): "True"},
+        **{("tinyworld_text", "word_perplexity"): "False", ("tinyworld_text", "bits_per_byte"): "False"},
+    }
     both = results_csv({"a": results, "b": results})
     assert both.startswith("run,method,seed,")
     assert {row["run"] for row in read_csv(both)} == {"a", "b"}
 
 
 def test_the_groups_of_documents_are_in_the_table(build, raw):
-    raw["tasks"]["tinyworld_cloze"]["clusters"] = {"column": "x", "groups": 9}
-    rows = [row for row in read_csv(results_csv({"": build(raw)})) if row["value"]]
-    grouped = {r["task"] for r in rows if (r["groups"], r["grouped_by"]) == ("9", "x")}
-    assert grouped == {"tinyworld_cloze"}
-    assert all(r["groups"] == "" for r in rows if r["task"] not in grouped)
+    clusters = {"clusters": {"column": "x", "groups": 9}}
+    for one in (raw["tasks"]["tinyworld_cloze"], *raw["comparisons"][:4:3]):  # of both methods
+        one |= clusters
+    rows = [row for row in read_csv(results_csv({"": build(raw)})) if row["value"] or row["p"]]
+    assert {row["other"] for row in rows} == {"", "baseline", "lora"}
+    for row in rows:
+        assert (row["groups"], row["grouped_by"]) == (("9", "x") if row["task"] == "tinyworld_cloze" else ("", ""))
