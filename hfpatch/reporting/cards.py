@@ -81,8 +81,9 @@ def write_patch_cards(run_dir: Path, results: ComparisonResults) -> list[Path]:
 
 def run_card(results: ComparisonResults) -> str:
     """Return the card of a repository that holds a whole run."""
-    name = shown_base(str(results.model.get("name") or "the base"))
-    header = {"library_name": "peft", "base_model": hub_id(name), "license": base_licence(name), "tags": TAGS}
+    given = str(results.model.get("name") or "")
+    name = shown_base(given) or "the base"
+    header = {"library_name": "peft", "base_model": hub_id(name), "license": base_licence(given), "tags": TAGS}
     sections = [
         front(header),
         f"# {escape(results.name)}: patches for {escape(name)}",

@@ -20,6 +20,8 @@ VALUES = {"recipe.yaml": read_yaml, "plan.json": read_json, "results.json": read
 """The files of a run that name paths, and their readers."""
 _WITHIN = re.compile(r"(?:^|(?<=[\s='\"\[(,]))(?:/|~/|[A-Za-z]:\\)[^\s'\"\[\](),]*[\\/][^\s'\"\[\](),]+")
 """A path of two parts or more in a text, such as the command of a run; not that of a URL."""
+_QUOTED = re.compile(r"'(?:[^'/]*=)?((?:/|~/)[^']*/[^']+)'")
+"""One with spaces, as a shell quotes it, alone or behind the key of an override."""
 
 
 def paths_in(*values: Any) -> list[str]:
@@ -28,7 +30,7 @@ def paths_in(*values: Any) -> list[str]:
     for text in {text for value in values for text in _texts(value) if "/" in text or "\\" in text}:  # few have one
         is_one = not re.search(r"\n|[:,] ", text) and len(Path(text).parts) > 2  # as a whole, with spaces in it
         is_one = is_one and (Path(text).is_absolute() or text.startswith("~/"))
-        paths.update([text] if is_one else _WITHIN.findall(text))
+        paths.update([text] if is_one else [*_QUOTED.findall(text), *_WITHIN.findall(text)])
     return sorted(paths, key=len, reverse=True)
 
 

@@ -29,6 +29,7 @@ from hfpatch.reporting.numbers import (
 from hfpatch.reporting.theme import BAND, BLUE, GREY, INK, MUTED, PAPER, VERMILLION, report_style, short
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.verdicts import Verdict
+from hfpatch.surgery.card import shown_base
 
 SIZE = "the LoRA of its size"
 _OF_ITS_SIZE = 0.1  # as for budgets; the cautions name smaller differences
@@ -175,7 +176,7 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
     forest = forest_of(results)
     if forest is None:
         return None
-    model = str(results.model.get("name") or results.name or "the base model")
+    model = shown_base(str(results.model.get("name") or results.name or "the base model"))  # the figure may be shared
     counts = sorted({row.verdict.seeds for row in forest.rows})  # some pairs may have fewer than others
     seeds = f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seed{'s' * (counts[-1] != 1)}"
     shown = f"{short(task_text(forest.task))}, {short(model, 40)}, {seeds}"
