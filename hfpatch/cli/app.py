@@ -360,7 +360,9 @@ def push(
     to: Annotated[str, typer.Option(metavar="ID", help="The repository on the hub, user/name.")],
     method: Annotated[str | None, typer.Option(help="Share this method's patch alone, at the top.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of that patch; the first if not given.")] = None,
-    private: Annotated[bool, typer.Option("--private", help="Make the repository private, if it is made.")] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a new repository private; refuse a public one.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the files.")] = False,
 ) -> None:
     """Put a run with its report and patches on the hub.

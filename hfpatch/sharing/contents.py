@@ -19,6 +19,7 @@ from hfpatch.results.folder import load_results
 from hfpatch.support.files import read_json
 from hfpatch.surgery.card import shown_base
 from hfpatch.surgery.manifest import MODELS_OF_RUN, PATCHES_OF_RUN, read_manifest
+from hfpatch.surgery.part_files import read_tensors
 
 Contents = dict[str, Path | bytes]
 """Files for the hub: the path there -> the file, or its bytes."""
@@ -28,7 +29,8 @@ _REPORT = (
     *("results.csv", "results.tex", "report.html", "report.md"),
 )
 _OF_TRAINER = re.compile(
-    r"training_args\.bin|trainer_state\.json|(optimizer|scheduler|scaler)\.(pt|bin)|rng_state.*\.pth|model\.safetensors"
+    r"(.*/)?(training_args\.bin|trainer_state\.json|(optimizer|scheduler|scaler)\.(pt|bin)|rng_state.*\.pth"
+    r"|events\.out\.tfevents.*)|(checkpoint-|global_step)\d+/.*"
 )
 _MARKERS = ("patch.json", "adapter_config.json", "config.json")
 
@@ -39,10 +41,10 @@ def contents(
     """Return the files of a folder that are shared.
 
     Of a run: recipe, plan, results, report, figures, training curves and patches, with a card; not the checkpoints,
-    and not the per-document records, which hold text of the data sets. Of a patch or an export: everything but what a
-    checkpoint of Trainer has beside the patch, to resume. A link that leads out of the folder is left out, with a
-    warning. Local paths in the report of a run and that of a patch's base are cut down to names. One method's patch has
-    its scores beside it, as the hub reads them.
+    and not the per-document records, which hold text of the data sets. Of a patch or an export: everything but what
+    Trainer puts beside it, to resume and to log. A link that leads out of the folder is left out, with a warning. Local
+    paths in the report of a run and that of a patch's base are cut down to names. One method's patch has its scores
+    beside it, as the hub reads them.
 
     Args:
         folder: a folder written by `compare`, `save_patch` or `export`.
@@ -51,16 +53,16 @@ def contents(
         repo_id: where it goes, which the scores name as their source; None leaves them out.
 
     Raises:
-        HfpatchError: if the folder is none of these, a study or has no such patch, or if a seed is given without a
-            method.
+        HfpatchError: if the folder is none of these, a study or has no such patch, a patch is damaged, or if a seed is
+            given without a method.
     """
     if not (folder / "results.json").is_file():
         if method is not None or seed is not None:
             raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
         if any((folder / name).is_file() for name in _MARKERS):
-            is_patch = not (folder / "config.json").is_file()
+            base = [] if (folder / "config.json").is_file() else ["model.safetensors"]  # beside a patch, by Trainer
             files = _tree(folder, folder)
-            return {name: file for name, file in files.items() if not (is_patch and _OF_TRAINER.fullmatch(name))}
+            return {name: file for name, file in files.items() if not (name in base or _OF_TRAINER.fullmatch(name))}
         raise HfpatchError(
             f"{folder}: contains no finished comparison, patch, export or model; give a folder with one (a run's are "
             f"{PATCHES_OF_RUN} and {MODELS_OF_RUN})"
@@ -93,8 +95,8 @@ def contents(
 
 def _saved_patch(folder: Path, method: str, seed: int | None) -> tuple[int, Path]:
     """Return the seed and the folder of a method's patch in a run; of the first seed where none is given."""
-    saved = (folder / "runs" / method).glob("seed-*/patch")
-    patches = dict(sorted((int(path.parent.name.removeprefix("seed-")), path) for path in saved))
+    saved = [path for path in (folder / "runs" / method).glob("seed-*/patch") if path.parent.name[5:].isdecimal()]
+    patches = dict(sorted((int(path.parent.name[5:]), path) for path in saved))
     if not patches:
         raise HfpatchError(
             f"{folder}: {method} has no saved patch; the baseline has none, others once they are trained"
@@ -120,7 +122,7 @@ def _tree(folder: Path, root: Path) -> Contents:
     """Return every file below a folder but hidden ones and compiled code, which holds paths of this machine.
 
     Links that lead out of ``root``, the folder that is shared, are left out. A file that names the base by a path of
-    this machine is changed to name its last part.
+    this machine is changed to name its last part. A patch that could not be loaded is an :class:`HfpatchError`.
     """
     files: Contents = {}
     for path in sorted(folder.rglob("*")):
@@ -132,7 +134,8 @@ def _tree(folder: Path, root: Path) -> Contents:
             value = read_json(path)
             base, key = value, "base_model_name_or_path"
             if path.name == "patch.json":
-                read_manifest(path)  # refuses a damaged one
+                for part in read_manifest(path).adapters:
+                    read_tensors(path.parent / part.name, part.sha256)  # refuses a damaged one
                 base, key = value["base"], "name"
             if isinstance(name := base.get(key), str) and shown_base(name) != name:
                 base[key] = shown_base(name)
@@ -149,8 +152,8 @@ def eval_results(results: ComparisonResults, method: str, seed: int, repo_id: st
 
     include, date = results.evaluation.get("include_path"), results.provenance.get("started")
     version = results.provenance.get("versions", {}).get("lm_eval", "")
-    files = {}
-    for name, score in results.scores_of(results.methods[method].runs[seed]).items():
+    files, run = {}, results.methods[method].runs.get(seed)  # None where only `train` was here
+    for name, score in results.scores_of(run).items() if run is not None else ():
         dataset = hub_dataset(name, include_path=None if include is None else Path(include))
         if dataset is not None and math.isfinite(score.metrics.get(score.primary, math.nan)):
             part = " of a part of the set only" if _is_limited(results, score.task) else ""

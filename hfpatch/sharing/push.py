@@ -37,7 +37,7 @@ def push(
         repo_id: ``user/name``.
         method: of a run, the one method whose patch to share; None shares all.
         seed: the seed of that patch; None takes the first.
-        private: make a new repository private.
+        private: make a new repository private; one that is public is refused.
         dry_run: send nothing.
 
     Raises:
@@ -48,14 +48,22 @@ def push(
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise HfpatchError(f"{repo_id!r} is not a repository name, such as user/name ({first_line(error)})") from error
+    if "/" not in repo_id:
+        raise HfpatchError(f"{repo_id!r} is not a repository name, such as user/name; put your user name before it")
     shared = contents(folder, method=method, seed=seed, repo_id=repo_id)
     if dry_run:
         return Pushed(None, tuple(sorted(shared)))
     api, message = HfApi(), f"Upload {folder.resolve().name}"
     try:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
+        if private and not api.repo_info(repo_id).private:
+            raise HfpatchError(
+                f"{repo_id}: exists and is public; make it private on the hub first, or name another one"
+            )
         operations = [CommitOperationAdd(name, file) for name, file in sorted(shared.items())]
         commit = api.create_commit(repo_id, operations, commit_message=message)
+    except HfpatchError:
+        raise
     except Exception as error:  # the client's HTTP library, and so its exceptions, depend on its version
         raise HfpatchError(
             f"{repo_id}: the hub refused the upload ({first_line(error)}); check the name, `hf auth login`, the "

@@ -38,7 +38,7 @@ COMMANDS = {
 }
 WORKS = {
     *(("run", command) for command in ("report", "compare", "train", "push")),
-    *((kind, "push") for kind in ("patch", "half patch")),
+    ("patch", "push"),
     *(("study", command) for command in ("report", "pretrain")),
     ("half run", "train"),  # each run has files of its own
     *(("evaluation", command) for command in ("report", "eval --output")),

@@ -20,12 +20,13 @@ class Server(ThreadingHTTPServer):
         repositories: the files of each repository by ``("models" | "datasets", "user/name")``.
         stored: the large files by their SHA-256.
         requests: every request: method, path, body.
+        private: the names of the repositories that were made private.
         refusal: what it answers to everything that is sent to it; None takes it.
     """
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.repositories, self.stored, self.requests, self.refusal = {}, {}, [], None
+        self.repositories, self.stored, self.requests, self.private, self.refusal = {}, {}, [], set(), None
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.environment = {**os.environ, "HF_ENDPOINT": self.address, "HF_TOKEN": "hf_none", "HF_HUB_OFFLINE": "0"}
         self.environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}  # files go by plain HTTP
@@ -97,7 +98,9 @@ class Handler(BaseHTTPRequestHandler):
             self._answer([{"type": "file", "path": path, **size} for path, size in sizes.items()])
         elif rest[:1] in ([], ["revision"]):
             siblings = [{"rfilename": path} for path in files]
-            self._answer({"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": []})
+            self._answer(
+                {"id": name, "sha": COMMIT, "siblings": siblings, "private": name in self.server.private, "tags": []}
+            )
         else:
             self._nothing()
 
@@ -109,7 +112,13 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer({"error": self.server.refusal}, 403)
         if self.path == "/api/repos/create":
             asked = json.loads(body)
-            return self._answer({"url": f"{address}/{asked.get('organization', 'me')}/{asked['name']}"})
+            name = f"{asked.get('organization', 'me')}/{asked['name']}"
+            if ("models", name) in self.server.repositories:
+                return self._answer({"error": "it exists", "url": f"{address}/{name}"}, 409)
+            self.server.repositories["models", name] = {}
+            if asked.get("private") or asked.get("visibility") == "private":
+                self.server.private.add(name)
+            return self._answer({"url": f"{address}/{name}"})
         if self.path == "/api/validate-yaml":
             return self._answer({"errors": [], "warnings": []})
         if self.path.endswith("/info/lfs/objects/batch"):

@@ -25,6 +25,7 @@ from hfpatch.__main__ import main
 from hfpatch.recipes.strict import write_yaml
 from hfpatch.reporting import write_report
 from hfpatch.sharing.contents import _is_limited, contents
+from hfpatch.support.files import sha256_file
 from hfpatch.surgery.manifest import FORMAT
 
 
@@ -37,11 +38,12 @@ def patch_folder(folder):
         "format": FORMAT,
         "base": {"name": base, "class": "GPT2LMHeadModel", "model_type": "gpt2", "fingerprint": fingerprint},
         "active": ["lora"],
-        "adapters": [{"name": "lora", "method": "lora", "sha256": "a" * 64}],
+        "adapters": [{"name": "lora", "method": "lora"}],
     }
-    (folder / "patch.json").write_text(json.dumps(manifest))
     (part / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": base}))
     safetensors.torch.save_file({"layers.0.lora_B.weight": torch.ones(2, 2)}, part / "adapter_model.safetensors")
+    manifest["adapters"][0]["sha256"] = sha256_file(part / "adapter_model.safetensors")
+    (folder / "patch.json").write_text(json.dumps(manifest))
     return folder
 
 
@@ -96,6 +98,7 @@ def reach(monkeypatch):
     def to(endpoint):
         api = functools.partial(HfApi, endpoint=endpoint, token="hf_none")
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # files go by plain HTTP
         monkeypatch.setattr(sys.modules["hfpatch.sharing.push"], "HfApi", api)
 
     return to
@@ -109,6 +112,20 @@ def test_a_refusal_of_the_hub_is_one_line(hub, run, reach, capsys):
     assert hub.requests
 
 
+def test_a_public_repository_is_not_taken_for_a_private_push(hub, run, reach, capsys):
+    reach(hub.address)
+    assert main(["push", str(run), "--to", "me/new", "--private"]) == 0
+    assert main(["push", str(run), "--to", "me/new", "--private"]) == 0
+    assert main(["push", str(run), "--to", "me/old"]) == 0
+    before = dict(hub.repositories["models", "me/old"])
+    (run / "figures" / "new.svg").touch()
+    capsys.readouterr()
+    assert "me/old: exists and is public; make it private" in refused(
+        capsys, "push", run, "--to", "me/old", "--private"
+    )
+    assert hub.repositories["models", "me/old"] == before
+
+
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
 def test_no_network_is_one_line(run, reach, endpoint):
     reach(endpoint)
@@ -119,11 +136,11 @@ def test_no_network_is_one_line(run, reach, endpoint):
 
 def test_paths_of_this_machine_are_cut_down_to_names(tmp_path):
     """Wherever a recipe may name one, and however YAML, JSON, HTML and LaTeX spell it in the report."""
-    places = ["/home/some one/o'hara_1/büro & co", "/home/someone/data", "~/private/tasks", "/mnt/disk/run"]
+    places = ["/home/some one/o'hara_1/büro & co", "/home/someone/data", "~/private/tasks", "/mnt/a disk/named so/run"]
     values = example()
     values["model"]["name"], values["data"]["source"] = places[:2]
     values["evaluation"]["include_path"] = places[2]
-    values["provenance"]["command"] = f"hfpatch compare mine.yaml data_dir={places[1]} --out {places[3]}"
+    values["provenance"]["command"] = f"hfpatch compare mine.yaml data_dir={places[1]} '--out={places[3]}'"
     values["warnings"] = [f"{places[1]}/train.txt: see https://example.org/some/page, 3/4 of it"]
     folder = write_run(tmp_path / "run", values)
     (folder / "recipe.yaml").write_text(write_yaml({"model": {"name": places[0]}, "data": {"source": places[1]}}))
@@ -134,7 +151,9 @@ def test_paths_of_this_machine_are_cut_down_to_names(tmp_path):
     for files in (contents(copied), contents(patch), contents(folder, method="lora"), contents(folder)):
         texts = {name: file.read_bytes() if hasattr(file, "read_bytes") else file for name, file in files.items()}
         for name, text in texts.items():
-            assert not [word for word in (b"some one", b"hara", b"someone", b"private/", b"/mnt") if word in text], name
+            assert not [
+                word for word in (b"some one", b"hara", b"someone", b"private/", b"disk", b"named so") if word in text
+            ], name
     cut = {"model": {"name": "büro & co"}, "data": {"source": "data"}}
     assert yaml.safe_load(texts["recipe.yaml"]) == cut
     assert json.loads(texts["results.json"])["model"]["name"] == "büro & co"
@@ -157,6 +176,11 @@ def test_scores_on_data_sets_of_the_hub_are_in_its_form(tmp_path):
     patch_folder(folder / "runs" / "lora" / "seed-1" / "patch")
     files = contents(folder, method="lora", repo_id="me/patch")
     assert [name for name in files if ".eval_results" in name] == [".eval_results/arc_easy.yaml"]
+    patch_folder(folder / "runs" / "lora" / "seed-7" / "patch")  # trained, not yet scored
+    patch_folder(folder / "runs" / "lora" / "seed-1 (copy)" / "patch")
+    unscored = contents(folder, method="lora", seed=7, repo_id="me/patch")
+    assert unscored.keys() >= {"patch.json", "results.json"}
+    assert not [name for name in unscored if ".eval_results" in name]
     (entry,) = yaml.safe_load(files[".eval_results/arc_easy.yaml"])
     assert entry["dataset"] == {"id": "allenai/ai2_arc", "task_id": "arc_easy"}
     assert entry["value"] == 0.42
@@ -218,6 +242,13 @@ def test_what_trainer_resumes_from_is_left_out(tmp_path):
         assert {"training_args.bin", "optimizer.pt"} <= {path.name for path in checkpoint.iterdir()}
         shared = {*contents(checkpoint)} - {"generation_config.json"}
         assert shared == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+        outer = shutil.copytree(checkpoint, tmp_path / wrap.__name__)  # as `Trainer.save_model` leaves it
+        shutil.copytree(checkpoint, outer / "checkpoint-1")
+        (outer / "runs").mkdir()
+        (outer / "runs" / "events.out.tfevents.1.my-machine.2.0").touch()
+        assert {*contents(outer)} - {"generation_config.json"} == shared
+        (outer / "config.json").write_text("{}")
+        assert {*contents(outer)} - {"generation_config.json", "model.safetensors"} == {*shared, "config.json"}
 
 
 @pytest.mark.parametrize(
@@ -240,6 +271,12 @@ def test_a_damaged_patch_is_one_line(text, tmp_path, capsys):
     assert "patch.json: " in refused(capsys, "push", tmp_path, "--to", "me/patch", "--dry-run")
 
 
+@pytest.mark.parametrize("change", [lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-1])])
+def test_a_patch_that_could_not_be_loaded_is_one_line(change, tmp_path, capsys):
+    change(patch_folder(tmp_path) / "lora" / "adapter_model.safetensors")
+    assert "adapter_model.safetensors: " in refused(capsys, "push", tmp_path, "--to", "me/patch", "--dry-run")
+
+
 def test_other_folders_are_refused(tmp_path):
     with pytest.raises(HfpatchError, match=r"no finished .* runs/\*/seed-\*/patch and runs/\*/seed-\*/model\)"):
         contents(tmp_path)
@@ -255,7 +292,7 @@ def test_a_dry_run_sends_nothing(capsys, run):
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
-@pytest.mark.parametrize("repo", ["not a name", "a/b/c", ""])
+@pytest.mark.parametrize("repo", ["not a name", "a/b/c", "", "alone"])
 def test_a_name_that_cannot_be_is_one_line(capsys, run, repo, options):
     assert f"error: {repo!r} is not a repository name" in refused(capsys, "push", run, "--to", repo, *options)
 
