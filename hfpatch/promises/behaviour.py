@@ -28,7 +28,7 @@ from hfpatch.promises.common import (
 )
 from hfpatch.promises.inputs import DECODER, Inputs, logits, ordered, tokens_alone
 from hfpatch.sites import AttentionSite, codebooks
-from hfpatch.support.modes import hooked, keeping_flags
+from hfpatch.support.modes import hooked, keeping_flags, set_checkpointing
 from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.folder import load_patch, save_patch
@@ -175,20 +175,20 @@ def checkpointing(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool,
         return True, "does not apply: the model does not support gradient checkpointing"
 
     def checkpointed(reentrant: bool) -> dict[str, Tensor]:
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})  # and the inputs require gradients
+        set_checkpointing(model, reentrant=reentrant)  # and the inputs require gradients
         recomputed = gradients(model, inputs)
-        model.gradient_checkpointing_disable()
+        set_checkpointing(model, reentrant=None)
         return recomputed
 
     def difference(reentrant: bool) -> Apart:
         settings = ("gradient_checkpointing", "_gradient_checkpointing_func")
         before = [(m, {key: vars(m)[key] for key in settings if key in vars(m)}) for m in model.modules()]
-        model.gradient_checkpointing_disable()
+        set_checkpointing(model, reentrant=None)
         try:
             return compared(model, partial(gradients, model, inputs), partial(checkpointed, reentrant))
         finally:
             # The user's setting again
-            model.gradient_checkpointing_disable()
+            set_checkpointing(model, reentrant=None)
             for module, values in before:
                 vars(module).update(values)
 

@@ -1,10 +1,10 @@
-"""Temporary changes to a model: evaluation mode, hooks, ``requires_grad`` flags."""
+"""Temporary changes to a model: evaluation mode, hooks, ``requires_grad`` flags; and checkpointing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,6 +21,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def set_checkpointing(model: Any, *, reentrant: bool | None) -> None:
+    """Recompute a model's activations in the backward pass, by one of torch's two kinds, or with None stop doing so.
+
+    ``transformers`` names it activation checkpointing, or gradient checkpointing before version 5.10.
+    """
+    kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    if reentrant is None:
+        getattr(model, f"{kind}_checkpointing_disable")()
+    else:
+        enable = getattr(model, f"{kind}_checkpointing_enable")
+        enable(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": reentrant}})
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.results.parts import TrainResult
 from hfpatch.support.cpu import keep_freed_memory, pinned_library
 from hfpatch.support.environment import is_set
+from hfpatch.support.modes import set_checkpointing
 from hfpatch.training.activations import CheapRecomputation, pays
 from hfpatch.training.checkpoint import load_optimizer, load_trainables, read_checkpoint, save_checkpoint, step_name
 from hfpatch.training.diagnostics import counting_survival, diagnose, survival_shares, survival_steps
@@ -111,19 +112,12 @@ def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
 def switch_checkpointing(model: PreTrainedModel, *, on: bool) -> None:
     """Recompute activations in the backward pass, or stop doing so.
 
-    ``transformers`` names it activation checkpointing, or gradient checkpointing before version 5.10. With adapters it
-    also makes the embeddings require a gradient, which only reentrant checkpointing needs; that is undone, so that
-    frozen layers below the first patched one still build no graph.
+    With adapters ``transformers`` also makes the embeddings require a gradient, which only reentrant checkpointing
+    needs; that is undone, so that frozen layers below the first patched one still build no graph.
     """
-    current = hasattr(model, "activation_checkpointing_enable")
-    kind = "activation" if current else "gradient"
-    if on:
-        enable = getattr(model, f"{kind}_checkpointing_enable")
-        enable(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})
-        if hasattr(model, "_require_grads_hook") or hasattr(model, "_require_grads_hooks"):  # some remove them unasked
-            model.disable_input_require_grads()
-    else:
-        getattr(model, f"{kind}_checkpointing_disable")()
+    set_checkpointing(model, reentrant=False if on else None)
+    if on and (hasattr(model, "_require_grads_hook") or hasattr(model, "_require_grads_hooks")):
+        model.disable_input_require_grads()  # some models remove them unasked
 
 
 class TrainingLoop:
