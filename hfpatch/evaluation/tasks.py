@@ -17,7 +17,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from hfpatch.data.deciding import TaskDocument
 from hfpatch.data.readers import read_json_lines
-from hfpatch.errors import HfpatchError, first_line
+from hfpatch.errors import HfpatchError, first_line, listed
 from hfpatch.evaluation.harness import files_by_content, quiet, templates_compiled_once
 from hfpatch.evaluation.index import TASKS, AddedFolder, entries_of, file_stamp
 from hfpatch.recipes.evaluation import FEWSHOT_SEED, EvaluationSettings
@@ -136,6 +136,7 @@ def hub_dataset(name: str, include_path: Path | None = None) -> str | None:
 
 _built: dict[tuple[Any, ...], Named] = {}
 """What `load_named` has built, by its arguments."""
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # in lm-eval's order
 _MOST_BUILT = 32  # each holds its documents in memory; an evaluation rarely has more tasks
 
 
@@ -162,6 +163,12 @@ def _load(
         if num_fewshot is not None and task.get_config("num_fewshot") != 0:
             task.set_config("num_fewshot", num_fewshot)
         if generation and task.OUTPUT_TYPE == "generate_until":
+            names = {*generation, *(task.get_config("generation_kwargs") or {})} & {*_LENGTHS}
+            if len(names) > 1 and names & {*generation}:  # of which lm-eval takes the first, whoever gave it
+                raise HfpatchError(
+                    f"task {task_name}: gen_kwargs and the task give {listed(sorted(names))}, of which one would have "
+                    f"no effect; write {next(name for name in _LENGTHS if name in names)} in gen_kwargs"
+                )
             task.set_config("generation_kwargs", generation, update=True)
         kept = {key: task.get_config(key) for key in ("num_fewshot", "generation_kwargs")}
         named.settings[task_name] = copy.deepcopy(kept)

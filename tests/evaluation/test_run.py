@@ -271,6 +271,8 @@ def test_what_no_document_shows_is_said_in_one_line(taught, tokenizer, support, 
         chosen = EvaluationSettings(tasks=("speech",), include_path=str(tmp_path), gen_kwargs=given)
         with pytest.raises(HfpatchError, match=r"^task speech: no text can be generated with .* \(\w+Error: .*; cor"):
             evaluate(taught, tokenizer, select(chosen))
+    with pytest.raises(HfpatchError, match=r"^task speech: .* max_gen_toks and max_new_tokens, .* write max_gen_toks"):
+        select(EvaluationSettings(tasks=("speech",), include_path=str(tmp_path), gen_kwargs={"max_new_tokens": 2}))
     for size in (1, 2):  # with which lm-eval stops, or generates after padding
         chosen = EvaluationSettings(tasks=("speech",), include_path=str(tmp_path), batch_size=size)
         result = evaluate(taught, tokenizer, select(chosen))["speech"]
