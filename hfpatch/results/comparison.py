@@ -417,11 +417,11 @@ class ComparisonResults(Tabular):
         """Say why a pair was not compared on a task."""
         if not self.complete:
             return Reason(text=INCOMPLETE)
-        if task not in self.tasks and (self.retention is None or task not in self.retention.texts):
-            return Reason(text="not measured")
-        for name in (method, other):
+        for name in (method, other):  # first, as a task that no run was scored on is none of the results
             if name in self.methods and self.methods[name].all_diverged:
                 return Reason(methods={name: " diverged"})
+        if task not in self.tasks and (self.retention is None or task not in self.retention.texts):
+            return Reason(text="not measured")
         by_other_measures = self.compared_in([(method, other, task)])
         return Reason(text="not all values are finite" if by_other_measures else "not compared")
 

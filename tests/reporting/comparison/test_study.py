@@ -167,6 +167,11 @@ def test_a_variant_that_diverged_has_no_loss(results):
     assert gain == "–"
     assert outcome.startswith("diverged at step 7")
     assert "no result on" not in str(document_of(ComparisonResults.model_validate(raw)))
+    for method in raw["methods"].values():
+        for run in method["runs"].values():
+            run["train"]["diverged_step"], run["evaluation"] = 7, {}
+    alone = ComparisonResults.model_validate(raw | {"comparisons": [], "tasks": {}})
+    assert [verdict.why for verdict in alone.verdicts] == ["nonlinear diverged", "identity diverged"]
 
 
 def test_pairs_with_several_references_are_named(results):
