@@ -97,7 +97,7 @@ class Tuning(Part):
         learning_rates: the rates that every method was tried at, ascending.
         added: those of them that the recipe does not list: beyond an edge that was some method's best.
         refined: those of them that lie between others, of which each method was tried at those beside its best.
-        text: the text whose loss decides: documents, tokens, predicted tokens and their bytes, hash.
+        text: the text whose loss decides: documents, tokens, predicted tokens and their bytes, groups if any, hash.
         trials: every trial that is complete.
         chosen: the values of each method's final runs.
         base_loss: the untrained base's loss on the text, nats per token; None where it was not measured.

@@ -114,11 +114,12 @@ class Setup(ABC):
 
     @cached_property
     def tuning_size(self) -> dict[str, int]:
-        """The predicted tokens of tuning's text, and their bytes."""
+        """The predicted tokens of tuning's text, their bytes, and the groups of its documents where these have some."""
         assert self.tuning_text is not None
         tokens = self.tuning_text.count_predicted(range(len(self.tuning_text)))
-        size = describe_documents(self.tuning_text, self.tokenizer).bytes.sum()
-        return {"predicted_tokens": tokens, "bytes": int(size)}
+        documents = describe_documents(self.tuning_text, self.tokenizer)
+        groups = {} if documents.groups is None else {"groups": len({*documents.groups.tolist()})}
+        return {"predicted_tokens": tokens, "bytes": int(documents.bytes.sum()), **groups}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -252,6 +252,7 @@ def test_what_a_choice_is_worth_follows_from_the_kept_values(model_folder, tmp_p
     write_json(tmp_path / "results.json", results.model_copy(update={"tuning": wrong}).to_json())
     assert compare_again(tmp_path).tuning == results.tuning
     assert results.tuning.text["predicted_tokens"] == tokens.sum()
+    assert "groups" not in results.tuning.text
     assert results.tuning.bits_per_nat == pytest.approx(tokens.sum() / results.tuning.text["bytes"] / math.log(2))
 
 

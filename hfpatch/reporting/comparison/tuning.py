@@ -45,10 +45,11 @@ def tuning_sections(results: ComparisonResults, figures: Sequence[doc.Figure]) -
     batches = f"the same batches (SHA-256 {str(next(iter(plans)))[:16]}…)" if len(plans) == 1 else "several batch plans"
     sizes = map(tuning.text.get, ("documents", "tokens"))
     documents, tokens = (count(value) if isinstance(value, int) else NOTHING for value in sizes)
+    groups = f" in {count(tuning.text['groups'])} groups" if "groups" in tuning.text else ""
     how = (
         f"Every {noun} had {trials} trials: {count(tuning.steps)} steps on {batches} with seed {tuning.seed}, "
-        f"which no final run uses, at the learning rates {rates}.{added} The loss on {documents} documents "
-        f"({tokens} tokens), set aside from the training text and contained in no task, decided; a trial that "
+        f"which no final run uses, at the learning rates {rates}.{added} The loss on {documents} documents"
+        f"{groups} ({tokens} tokens), set aside from the training text and contained in no task, decided; a trial that "
         "diverged counts as infinite. What the choice may be worth: a quarter of the larger excess loss of the two "
         "rates beside it, where no loss counts above the one before training."
     )

@@ -104,6 +104,9 @@ def test_a_method_whose_trials_all_diverged_is_never_called_tuned(build):
     assert chosen_facts(some, LORA) == [("Not tuned", "all 3 trials diverged; trained at lr=0.001")]
     text = markdown(document_of(some))
     assert "| lora | 0.001 | all diverged | 3 |" in text
+    assert "The loss on 200 documents (12,345 tokens)" in text
+    raw["tuning"]["text"]["groups"] = 40
+    assert "The loss on 200 documents in 40 groups (12,345 tokens)" in markdown(document_of(build(raw)))
     assert [row["method"] for row in data_of(some, "tuning") if row["chosen"] == "True"] == [SKIP]
     with report_style():
         (ax,) = tuning_figure(some).axes
