@@ -157,7 +157,10 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
         HfpatchError: if the recipe in the folder cannot be read.
     """
     load = load_recipe if isinstance(recipe, Recipe) else load_pretraining
-    old: AnyRecipe = load(out / "recipe.yaml", trust_code=True)  # its code is not run
+    try:
+        old: AnyRecipe = load(out / "recipe.yaml", trust_code=True)  # its code is not run
+    except HfpatchError as error:
+        raise HfpatchError(f"{error}; hfpatch wrote this file: put it back whole, or choose another --out") from error
     there, here = (flatten(one.model_dump(mode="json")) for one in (old, recipe))
     names = {name for one in (old, recipe) for key in ("methods", "variants") for name in getattr(one, key, ())}
     unrun = [name for name in names if not (out / "runs" / name).exists()]

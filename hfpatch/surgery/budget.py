@@ -29,6 +29,7 @@ from hfpatch.sites import (
 )
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
 from hfpatch.tuners.adapters import base_parameters, has_adapters, stack
+from hfpatch.tuners.checks import require_injectable
 from hfpatch.tuners.config import MethodConfig, method_name
 from hfpatch.tuners.layer import layers_by_site
 from hfpatch.tuners.naming import chosen_modules
@@ -148,8 +149,9 @@ def sized(config: Config, model: nn.Module, *, parameters: int | str | PeftConfi
     if not isinstance(config, PeftConfig):
         raise HfpatchError(f"sized takes one PEFT configuration, not {config!r:.60}")
     kind = method_name(config)
+    require_injectable(config)
     if kind not in SIZES:
-        raise HfpatchError(f"{kind} has no size to solve for: it {NO_SIZE.get(kind, 'cannot be injected')}")
+        raise HfpatchError(f"{kind} has no size to solve for: it {NO_SIZE.get(kind, 'is not known here')}")
     size, copied = SIZES[kind], copy.deepcopy(config)
     if isinstance(copied, MethodConfig):
         copied.target_modules = chosen_modules(config)

@@ -112,6 +112,16 @@ def test_each_command_on_each_folder(kind, folders, recipes, capsys):
     assert wrong == {}
 
 
+@pytest.mark.parametrize(("kind", "command"), [("run", "compare"), ("run", "train"), ("study", "pretrain")])
+def test_a_cut_off_recipe_in_a_run_folder_says_how_to_go_on(kind, command, folders, recipes, tmp_path, capsys):
+    folder = shutil.copytree(folders[kind], tmp_path / "run")
+    (folder / "recipe.yaml").write_text("name: small\n")
+    assert main(list(map(str, COMMANDS[command](folder, recipes)))) == 2
+    error = capsys.readouterr().err
+    assert "recipe.yaml: " in error
+    assert "put it back whole, or choose another --out" in error
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from families import FAMILIES, make_config, make_model
-from peft import PEFT_TYPE_TO_CONFIG_MAPPING, IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
+from peft import PEFT_TYPE_TO_CONFIG_MAPPING, AdaLoraConfig, IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 import hfpatch
@@ -261,7 +261,8 @@ def test_a_configuration_that_was_injected_is_sized_for_another_model():
     [
         (OutputGateConfig(), 1, "output_gate has no size to solve for: it declares none"),
         (IA3Config(), 1, "ia3 has no size to solve for: it trains one vector"),
-        (PromptTuningConfig(num_virtual_tokens=2), 1, "prompt_tuning has no size to solve for: it cannot be injected"),
+        (PromptTuningConfig(num_virtual_tokens=2), 1, "prompt_tuning puts virtual tokens .* so it cannot be injected"),
+        (AdaLoraConfig(total_step=10), 1, "adalora prunes its ranks .* so it cannot be injected"),
         (LoraConfig, 1, "sized takes one PEFT configuration, not <class"),
         ([LoraConfig()], 1, "sized takes one PEFT configuration, not \\["),
         (PreProjectionConfig(), 0, "parameters=0 must be a whole number of at least 1"),

@@ -17,6 +17,7 @@ from transformers import (
     LlamaConfig,
     NemotronHConfig,
     Qwen3NextConfig,
+    T5Config,
 )
 
 from hfpatch.errors import HfpatchError
@@ -156,6 +157,9 @@ def test_the_same_seed_gives_the_same_weights_none_of_them_zero_or_one_throughou
 
 
 def test_what_cannot_be_built_is_one_line():
+    with pytest.raises(HfpatchError, match="type 't5' cannot be built: ValueError: ") as caught:
+        random_model(T5Config())  # transformers' error lists every causal model that it has
+    assert len(str(caught.value)) < 400
     config = LlamaConfig(rope_parameters={"rope_type": "default", "rope_theta": 1e4})
     config.model_type = "llama"
     config.hidden_act = "no_such_activation"
