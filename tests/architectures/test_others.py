@@ -6,11 +6,17 @@ from architectures import table
 from architectures.formulas import nonlinear, on_output, pre_projected, tensors_of, with_first
 from architectures.others import TOWERS, make, outputs, paths
 from families import close, perturb
+from transformers import CONFIG_MAPPING
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 
-CASES = [pytest.param(kind, tower, id=f"{kind}-{i}") for kind in TOWERS for i, tower in enumerate(TOWERS[kind])]
+OLDER = [pytest.mark.skip(reason="this version of transformers has no such type")]
+CASES = [
+    pytest.param(kind, tower, id=f"{kind}-{i}", marks=[] if kind in CONFIG_MAPPING else OLDER)
+    for kind in TOWERS
+    for i, tower in enumerate(TOWERS[kind])
+]
 
 
 def naming(tower):
