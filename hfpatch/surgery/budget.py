@@ -28,7 +28,7 @@ from hfpatch.sites import (
     unwrapped,
 )
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
-from hfpatch.tuners.adapters import base_parameters, has_adapters, stack
+from hfpatch.tuners.adapters import adapter_parameters, base_parameters, has_adapters, stack
 from hfpatch.tuners.checks import require_injectable
 from hfpatch.tuners.config import MethodConfig, method_name
 from hfpatch.tuners.layer import layers_by_site
@@ -42,7 +42,11 @@ Config = TypeVar("Config", bound=PeftConfig)
 
 def count_added(model: nn.Module, configs: Sequence[PeftConfig]) -> int:
     """Return how many parameters the configurations would add to the model, counted exactly in a twin of it."""
-    return Trial(model)(configs).added if configs else 0
+    return int(Trial(model)(configs, look=_added)) if configs else 0
+
+
+def _added(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in adapter_parameters(model).values())
 
 
 class Trial:
@@ -211,11 +215,11 @@ def match_size(
 
     def count(value: Any) -> int:
         if value not in counted:
-            counted[value] = trial([build(value)]).added
+            counted[value] = trial([build(value)], look=_added)
         return counted[value]
 
     smallest = size.smallest(part)
-    widths, counted[smallest] = trial([build(smallest)], look=lambda m: (adapted_widths(m), patch_summary(m).added))
+    widths, counted[smallest] = trial([build(smallest)], look=lambda m: (adapted_widths(m), _added(m)))
     sizes = [value for run in size.runs(part, widths) if run for value in nearest_sizes(run, count, budget)]
     fitting = [value for value in sizes if count(value)]
     if not fitting:
