@@ -14,7 +14,7 @@ from hfpatch.results.folder import RESULTS
 from hfpatch.runs.declared import declare
 from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.folder import changes, is_complete
+from hfpatch.runs.folder import changes, is_complete, require_saved
 from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import ResultsHead, Trained
@@ -101,7 +101,10 @@ def train(
         for unit in plan.units:
             session.complete_alone(unit)
     trained = [unit.run.paths for unit in plan.units if unit.action == "train" and session.is_wanted(unit.run)]
-    return [paths.patch for paths in trained if Trained.read(paths.training).diverged_step is None]
+    patches = [paths.patch for paths in trained if Trained.read(paths.training).diverged_step is None]
+    for patch in patches:
+        require_saved(patch)
+    return patches
 
 
 def run_session(session: TrainEvalSession, *, resume: bool, engine: EngineSettings | None) -> dict[str, Any]:

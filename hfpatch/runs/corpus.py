@@ -105,9 +105,9 @@ def tokenize(
             "by itself, whose file a mixture may name, or train on the recipe as it is"
         )
     file = Path(out or f"{recipe.name}.bin")
+    check_free(file)
     folder = file.with_name(f"{file.stem}-tokenizer")
     trained = recipe.tokenizer.train_vocab_size is not None
-    check_free(file)
     if trained and folder.exists():
         raise HfpatchError(f"{folder}: exists already; delete it or choose another --out")
     tokenizer = recipe_tokenizer(recipe)

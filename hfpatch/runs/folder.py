@@ -33,6 +33,8 @@ number, but for rounding."""
 ABSENT = "absent"
 COSTS = "costs.json"
 """What a training step of each method costs, in a run folder."""
+REMEDY = "restore it, or delete the folder that it is in, and --resume trains the run again"
+"""Of a patch or a model that a complete training has saved."""
 _LIMIT = re.compile(r"evaluation\.(tasks\.[^.]+\.)?limit")
 
 
@@ -73,6 +75,12 @@ class RunPaths:
     def rewound(self, scale: float) -> Path:
         """The scores at a scale of ``rewind``, at 1 on tuning's text alone; the records are beside it."""
         return self.root / "rewind" / f"{scale:g}" / "result.json"
+
+
+def require_saved(folder: Path) -> None:
+    """Raise :class:`HfpatchError` if the patch or the model of a complete training was removed."""
+    if not folder.is_dir():
+        raise HfpatchError(f"{folder}: is missing; {REMEDY}")
 
 
 def is_complete(out: Path) -> bool:

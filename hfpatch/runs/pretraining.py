@@ -10,10 +10,11 @@ from functools import cached_property
 
 import torch
 from accelerate import PartialState
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.data.load import Splits, load_splits
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.models import non_embedding_parameters, register_scratch
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.questions import Asked
@@ -21,6 +22,7 @@ from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import point_name
 from hfpatch.results.parts import TrainResult
 from hfpatch.runs.corpus import recipe_tokenizer
+from hfpatch.runs.folder import REMEDY, require_saved
 from hfpatch.runs.identity import identify_data, identify_training
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.progress import Progress
@@ -54,10 +56,18 @@ class StudySetup(Setup):
         return self.recipe.asked()
 
     def saved(self, run: PlannedRun) -> AbstractContextManager[PreTrainedModel]:
-        """Yield the model that a run has saved; no code of its folder is run."""
+        """Yield the model that a run has saved; no code of its folder is run.
+
+        Raises:
+            HfpatchError: if it is missing or damaged.
+        """
         folder = run.paths.model
-        register_scratch(folder)
-        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype="float32", trust_remote_code=False)
+        require_saved(folder)
+        try:
+            register_scratch(folder)
+            model = AutoModelForCausalLM.from_pretrained(str(folder), dtype="float32", trust_remote_code=False)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise HfpatchError(f"{folder}: cannot be read ({first_line(error)}); {REMEDY}") from error
         return nullcontext(model.to(PartialState().device))
 
     def single(self, run: PlannedRun) -> PretrainRecipe:

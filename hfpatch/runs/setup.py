@@ -26,6 +26,7 @@ from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import Asked
 from hfpatch.recipes.training import LoopSettings, with_steps
 from hfpatch.recipes.tuning import point_name, trial_changes
+from hfpatch.runs.folder import require_saved
 from hfpatch.runs.identity import identify_base, identify_data, identify_training
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.progress import Progress
@@ -208,7 +209,7 @@ class ComparisonSetup(Setup):
             scale: the factor of a saved patch's change.
 
         Raises:
-            HfpatchError: if the base's own weights changed meanwhile.
+            HfpatchError: if the saved patch is gone, or the base's own weights changed meanwhile.
         """
         model, method = self.base.model, self.method_of(run)
         if not method.configs:
@@ -217,6 +218,7 @@ class ComparisonSetup(Setup):
         if saved is None:
             patch(model, method.configs, seed=run.seed)
         else:
+            require_saved(saved)
             load_patch(model, saved, scale=scale)
         try:
             yield model

@@ -591,6 +591,15 @@ def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused_before_training
     assert not has_files(tmp_path / "out")
 
 
+def test_a_trained_patch_that_is_gone_is_named(recipe, tmp_path):
+    out = tmp_path / "out"
+    (patch, *_) = train(recipe, "lora", out)
+    shutil.rmtree(patch)
+    for command in (partial(train, recipe, "lora", out), partial(compare, recipe, out)):
+        message = refused(command, resume=True)
+        assert f"{patch}: is missing; restore it, or delete the folder that it is in, and --resume trains" in message
+
+
 def test_a_failure_before_the_first_step_leaves_what_others_have_done(recipe, tmp_path, monkeypatch):
     """Two methods are trained in one folder: the one that fails takes nothing away from the other."""
     out = tmp_path / "out"

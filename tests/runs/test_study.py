@@ -195,6 +195,20 @@ def test_a_damaged_file_can_be_made_again(straight, tmp_path, no_report, name):
     assert without_times(compare(asked, out, resume=True)["methods"]) == without_times(straight[1]["methods"])
 
 
+@pytest.mark.parametrize("name", ["", "config.json", "model.safetensors"])
+def test_a_lost_model_without_scores_can_be_trained_again(straight, tmp_path, no_report, name):
+    out, run = shutil.copytree(straight[0], tmp_path / "out"), tmp_path / "out/runs/linear/seed-0"
+    for file in (out / "results.json", run / "result.json"):
+        file.unlink()
+    lost = run / "model" / name
+    shutil.rmtree(lost) if lost.is_dir() else lost.write_bytes(lost.read_bytes()[:100])
+    message = refused(compare, study(), out, resume=True)
+    assert f"{run / 'model'}: {'cannot be read (' if name else 'is missing'}" in message
+    assert "delete the folder that it is in, and --resume" in message
+    shutil.rmtree(run)
+    assert without_times(compare(study(), out, resume=True)["methods"]) == without_times(straight[1]["methods"])
+
+
 def test_a_run_that_has_scores_is_not_trained_again(straight, tmp_path, no_report):
     out, asked = shutil.copytree(straight[0], tmp_path / "out"), study(margin={"nats_per_token": 0.5})
     (out / "runs/linear/seed-0/training.json").unlink()

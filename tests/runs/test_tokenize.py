@@ -1,6 +1,7 @@
 """From a pretraining recipe to a token file, and from that to the same training."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,3 +163,6 @@ def test_nothing_is_left_where_a_mistake_is_found(tmp_path, monkeypatch):
         made.file.with_suffix(ending).unlink()
     with pytest.raises(HfpatchError, match=r"tiny-tokenizer: exists already; delete it or choose another --out"):
         tokenize(recipe(), tmp_path / "tiny.bin")
+    for nameless in (".", "/"):
+        with pytest.raises(HfpatchError, match=r"the name of a token file must end with \.bin"):
+            tokenize(recipe(), Path(nameless))
