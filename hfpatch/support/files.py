@@ -50,6 +50,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
     temporary = temporary_path(path, "tmp")
     try:
         with clear_about_writing(path):
+            if path.exists() and not (path.is_file() or path.is_dir()):  # which a user with all rights would replace
+                raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             _sync(temporary)

@@ -150,6 +150,15 @@ def test_a_folder_that_exists_is_not_called_none(tmp_path, named):
             raise FileExistsError(errno.EEXIST, "File exists", *[str(temporary)] * named)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path):
+    """As /dev/null would be, by a user with all rights."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(HfpatchError, match=r"pipe: cannot be written \(it is a device or a pipe, not a file\)"):
+        write_text(tmp_path / "pipe", "text")
+    assert [(path.name, path.is_fifo()) for path in tmp_path.iterdir()] == [("pipe", True)]
+
+
 def test_a_mistake_of_the_user_inside_passes_through(tmp_path):
     with pytest.raises(HfpatchError, match=r"^mine$"), atomic_directory(tmp_path / "run"):
         raise HfpatchError("mine")
