@@ -74,8 +74,8 @@ def config(model, **options):
 
 @pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama", "gemma2", "sage"])
 def test_every_promise_holds_of_the_method(case, monkeypatch):
-    compiled = case == "sage"  # the others take seconds for it
-    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if compiled or entry[0] != "torch.compile"])
+    long = {"sage": (), "llama": ("torch.compile",)}.get(case, ("torch.compile", "PEFT's features"))
+    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] not in long])
     model = make(case)
     report = hfpatch.check(model, config(model))
     assert report.passed, str(report)
