@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from peft import PEFT_TYPE_TO_TUNER_MAPPING, PeftConfig
-from peft.tuners.tuners_utils import check_target_module_exists
+from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, first_line
@@ -170,7 +170,8 @@ def require_sound(model: nn.Module, adapters: Sequence[str]) -> None:
             f"{empty[0]}: the module that it adapts is offloaded, and PEFT gives its adapter no values there; load the "
             "model without offloading, or adapt other modules (hfpatch's own methods work offloaded)"
         )
-    if any(isinstance(module, MethodLayer) for module in model.modules()):
+    kinds = {isinstance(module, MethodLayer) for module in model.modules() if isinstance(module, BaseTunerLayer)}
+    if len(kinds) == 2:  # another tuner may wrap a projection that a method changes
         for site, layers in layers_by_site(model):
             changing = {target: layer for layer in layers for target in PROJECTED if layer.changes(target)}
             for target, layer in changing.items():
