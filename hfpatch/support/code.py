@@ -76,8 +76,7 @@ class _Code:
     """The definitions, files and packages that functions and classes lead to."""
 
     def __init__(self) -> None:
-        spaces = [vars(module) for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-        self._spaces = {space["__file__"]: space for space in spaces if space.get("__file__")}  # of loaded files
+        self._spaces: dict[str, dict[str, Any]] = {}  # of the files that were noted
         self._installed = _installed(tuple(sys.path))
         self._named: list[tuple[Path, str]] = []  # files, and names that are defined at the top of them
         self._whole: list[Path] = []  # files that are imported
@@ -85,6 +84,12 @@ class _Code:
         self._packages: set[str] = set()
         self._lines: dict[int, str] = {}  # of classes, and of functions without a file
         self._open: set[int] = set()  # functions that are being described
+
+    @functools.cached_property
+    def _loaded(self) -> dict[str, dict[str, Any]]:
+        """The namespaces of all files that are loaded, of which there are thousands."""
+        spaces = [vars(module) for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+        return {space["__file__"]: space for space in spaces if space.get("__file__")}
 
     def describe(self, value: Any) -> str:
         """Return a value as text that is equal in all processes, and note the code in it."""
@@ -190,7 +195,7 @@ class _Code:
         yield from self._lines.values()
 
     def _read(self, file: Path) -> _Source:
-        spec = self._spaces.get(str(file), {}).get("__spec__")
+        spec = (self._spaces.get(str(file)) or self._loaded.get(str(file), {})).get("__spec__")
         kept, source = _SOURCES.get(file, (None, None))
         if source is None or kept is not spec:
             source = _parsed(file)
