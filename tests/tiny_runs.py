@@ -9,6 +9,7 @@ import pytest
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.reporting.report import write_report
 from hfpatch.runs import Progress
 from hfpatch.tinyworld import documents
 from hfpatch.training.architecture import build_model
@@ -113,4 +114,12 @@ def without_reports():
     """Let runs write empty reports, which take longer than all the rest and have tests of their own."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("hfpatch.reporting.write_report", lambda out: (out / "report.html").write_text(""))
+        yield
+
+
+@contextmanager
+def reports():
+    """Let runs write whole reports again."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("hfpatch.reporting.write_report", write_report)
         yield

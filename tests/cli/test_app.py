@@ -15,6 +15,7 @@ import forked
 import pytest
 import torch
 from cli.conftest import RECIPE, refused
+from tiny_runs import without_reports
 from transformers import LlamaConfig, MambaConfig, ZambaConfig
 
 import hfpatch
@@ -154,27 +155,29 @@ def test_some_methods_of_a_recipe_are_run_and_resume_adds_others(capsys, tmp_pat
     recipe.write_text(MORE)
     out = tmp_path / "out"
     resumed = ["compare", str(recipe), "--out", str(out), "--resume"]
-    assert main(["train", str(recipe), "--method", "pre_projection", "--out", str(out)]) == 0
-    capsys.readouterr()
-    assert main([*resumed, "--methods", "pre_projection"]) == 0
-    printed, notes = capsys.readouterr()
-    assert "note: pre_projection is not compared with lora, which --methods leaves out" in notes
-    assert all(word in printed for word in ("baseline", "pre_projection", "tinyworld_cloze", "not tuned"))
-    assert printed.endswith(f"report: {out / 'report.html'}\n")
-    assert list(load_results(out).methods) == ["baseline", "pre_projection"]
-    trained = (out / "runs" / "pre_projection" / "seed-0" / "training.json").read_bytes()
-    assert main([*resumed, "--methods", "skip"]) == 0
-    assert list(load_results(out).methods) == ["baseline", "pre_projection", "skip"]
-    capsys.readouterr()
-    assert main(resumed) == 0
-    assert "note:" not in capsys.readouterr().err
-    assert list(load_results(out).methods) == ["baseline", "pre_projection", "lora", "skip"]
+    with without_reports():
+        assert main(["train", str(recipe), "--method", "pre_projection", "--out", str(out)]) == 0
+        capsys.readouterr()
+        assert main([*resumed, "--methods", "pre_projection"]) == 0
+        printed, notes = capsys.readouterr()
+        assert "note: pre_projection is not compared with lora, which --methods leaves out" in notes
+        assert all(word in printed for word in ("baseline", "pre_projection", "tinyworld_cloze", "not tuned"))
+        assert printed.endswith(f"report: {out / 'report.html'}\n")
+        assert list(load_results(out).methods) == ["baseline", "pre_projection"]
+        trained = (out / "runs" / "pre_projection" / "seed-0" / "training.json").read_bytes()
+        assert main([*resumed, "--methods", "skip"]) == 0
+        assert list(load_results(out).methods) == ["baseline", "pre_projection", "skip"]
+        capsys.readouterr()
+        assert main(resumed) == 0
+        assert "note:" not in capsys.readouterr().err
+        assert list(load_results(out).methods) == ["baseline", "pre_projection", "lora", "skip"]
     assert main(["report", str(out), "--methods", "skip", "--out", str(tmp_path / "shown")]) == 0
     shown = capsys.readouterr().out
     assert "Shown are 1 of 3 methods" in shown.replace("\n", " ")
     assert "lora" not in shown.partition("report: ")[0].partition("·")[0]
     refused(capsys, "compare", recipe, "--methods", "lora", "--out", out)
-    assert main([*resumed, "labels.skip=Skip only"]) == 0
+    with without_reports():
+        assert main([*resumed, "labels.skip=Skip only"]) == 0
     assert "Skip only" in capsys.readouterr().out
     assert load_results(out).methods["skip"].label == "Skip only"
     assert (out / "runs" / "pre_projection" / "seed-0" / "training.json").read_bytes() == trained

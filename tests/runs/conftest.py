@@ -20,15 +20,16 @@ def model_folder(tmp_path_factory):
     return save_base(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
-@pytest.fixture(scope="module")
-def one_commit():
-    """The checkout may move on while the tests run."""
+@pytest.fixture(scope="module", autouse=True)
+def _one_commit():
+    """The checkout may move on while the tests run, and to ask git takes a while."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("hfpatch.runs.train_eval.checkout_state", lambda: ("c0ffee", False))
+        for module in ("train_eval", "retention"):
+            patched.setattr(f"hfpatch.runs.{module}.checkout_state", lambda: ("c0ffee", False))
         yield
 
 
-@pytest.fixture
-def no_report():
+@pytest.fixture(scope="module", autouse=True)
+def _no_report():
     with without_reports():
         yield

@@ -18,7 +18,7 @@ from draws import drawn
 from own_tasks import write_task
 from safetensors.torch import load_file
 from scipy import stats
-from tiny_runs import NEOX, Nothing, Stop, Trained, has_files, lines, numbers, refused, save_base, small_recipe
+from tiny_runs import NEOX, Nothing, Stop, Trained, has_files, lines, numbers, refused, reports, save_base, small_recipe
 from torch.nn.functional import cross_entropy
 
 import hfpatch.runs.comparison
@@ -43,7 +43,6 @@ from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import unpatch
 from hfpatch.tinyworld import documents
 
-pytestmark = pytest.mark.usefixtures("one_commit")
 METHODS = {
     "baseline": [],
     "pre_projection": [{"type": "pre_projection"}],
@@ -70,7 +69,8 @@ def make_recipe(model_folder: Path, methods: dict | None = None, **sections: dic
 @pytest.fixture(scope="module")
 def straight(model_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("straight") / "out"
-    compare(make_recipe(model_folder), out)
+    with reports():
+        compare(make_recipe(model_folder), out)
     return out
 
 
@@ -159,7 +159,7 @@ def held_out_by_hand(model, tokenizer):
     return np.array(sums)
 
 
-def test_every_run_keeps_the_loss_of_each_held_out_document(model_folder, tmp_path, no_report):
+def test_every_run_keeps_the_loss_of_each_held_out_document(model_folder, tmp_path):
     """Of one seed; the documents are split over packed rows."""
     training = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0]}
     data, tasks = {"block_size": 16, "max_documents": 60, "held_out": 25}, {"tasks": ["tinyworld_cloze"], "limit": 8}
@@ -220,7 +220,7 @@ def test_every_declared_pair_is_compared_and_each_question_has_a_verdict_for_eve
     assert outcomes == {("not tested", "too few documents", 0)}  # there are eight
 
 
-def test_questions_are_declared_before_the_first_result_and_marked_where_they_change(model_folder, tmp_path, no_report):
+def test_questions_are_declared_before_the_first_result_and_marked_where_they_change(model_folder, tmp_path):
     out, pairs = tmp_path / "out", [["pre_projection", "lora"]]
     with pytest.raises(KeyboardInterrupt):
         compare(make_recipe(model_folder, questions={"gain": {"pairs": pairs}}), out, progress=Stop(1, "finished"))
@@ -282,7 +282,7 @@ def test_questions_that_change_after_a_training_of_their_own_are_marked(model_fo
         assert read_json(out / "questions.json")["later"] == later
 
 
-def test_grouped_lines_are_decided_by_hand(model_folder, tmp_path, no_report):
+def test_grouped_lines_are_decided_by_hand(model_folder, tmp_path):
     """Two pairs, two seeds, 24 held-out groups of one to five lines: t over seeds, CR3 over groups, Bonferroni."""
     sizes = np.random.default_rng(0).integers(1, 6, 48).tolist()
     groups = [group for group, size in enumerate(sizes) for _ in range(size)]
@@ -352,7 +352,7 @@ def test_every_method_sees_the_same_batches_and_begins_at_the_loss_of_the_base(s
         assert ours[0]["loss"] == theirs[0]["loss"]
 
 
-def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe, tmp_path, no_report):
+def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe, tmp_path):
     """Five interruptions: before any answer, after the baseline, in a training, in an evaluation, after every run."""
     out = tmp_path / "out"
     for kind, count in (("evaluating", 1), ("finished", 1), ("stepped", 2), ("evaluating", 2), ("finished", 5)):
@@ -370,7 +370,7 @@ def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe,
             assert (out / path).read_bytes() == (straight / path).read_bytes()
 
 
-def test_units_may_run_in_any_order_that_their_needs_allow(straight, recipe, tmp_path, no_report):
+def test_units_may_run_in_any_order_that_their_needs_allow(straight, recipe, tmp_path):
     plan, log, done = plan_runs(recipe, tmp_path / "out"), Trained(), []
     session = TrainEvalSession(plan, log)
     with open_runs(plan, session.set_up, resume=False):
@@ -386,7 +386,8 @@ def test_resuming_a_finished_run_only_reports_again(straight, recipe, tmp_path):
     out = shutil.copytree(straight, tmp_path / "out")
     (out / "report.md").unlink()
     before = (out / "results.json").read_bytes()
-    compare(recipe, out, resume=True, progress=Nothing())
+    with reports():
+        compare(recipe, out, resume=True, progress=Nothing())
     assert (out / "report.md").is_file()
     assert (out / "results.json").read_bytes() == before
 
@@ -401,7 +402,7 @@ def test_another_recipes_run_is_refused_by_its_first_difference(straight, model_
     assert "methods.lora" in refused(compare, make_recipe(model_folder, fewer), straight, resume=resume)
 
 
-def test_a_finished_run_takes_more_methods_seeds_and_documents(straight, recipe, model_folder, tmp_path, no_report):
+def test_a_finished_run_takes_more_methods_seeds_and_documents(straight, recipe, model_folder, tmp_path):
     out, training = tmp_path / "out", recipe.training.model_dump()
     first = {name: METHODS[name] for name in ("baseline", "pre_projection")}
     few = {"tasks": recipe.evaluation.tasks, "limit": 5}
@@ -441,7 +442,7 @@ def test_seeds_that_move_the_trials_are_no_addition(model_folder, tmp_path):
         assert [list(added), list(changed)] == ([["training.seeds"], []] if fits else [[], ["training.seeds"]])
 
 
-def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_path, monkeypatch, no_report):
+def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_path, monkeypatch):
     methods = {name: METHODS[name] for name in ("baseline", "pre_projection")}
     recipe = make_recipe(model_folder, methods)
     for module in ("hfpatch.evaluation", "hfpatch.runs.results"):
@@ -501,7 +502,7 @@ def test_a_seed_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tm
 
     monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", spoilt)
     chosen, out, log = make_recipe(model_folder, evaluation=tasks), tmp_path / "out", Trained()
-    with pytest.warns(UserWarning, match=r"lora · seed 1: diverged at step 2: it has no patch"):
+    with pytest.warns(UserWarning, match=r"lora · seed 1: diverged at step 2: it has no patch"), reports():
         results = compare(chosen, out, progress=log)
     assert results["complete"] is True
     good, bad = results["methods"]["lora"]["runs"].values()
@@ -524,7 +525,7 @@ def test_a_seed_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tm
     assert compare_again(out).comparisons == load_results(out).comparisons
 
 
-def test_a_run_without_finite_scores_counts_as_diverged(model_folder, tmp_path, monkeypatch, no_report):
+def test_a_run_without_finite_scores_counts_as_diverged(model_folder, tmp_path, monkeypatch):
     """The others are compared, and resuming changes nothing."""
     train_real = hfpatch.runs.train_eval.train_probe
 
@@ -570,7 +571,7 @@ def test_a_run_without_finite_scores_counts_as_diverged(model_folder, tmp_path, 
     ],
 )
 def test_a_start_that_fails_leaves_no_file_and_the_next_needs_no_resume(
-    model_folder, tmp_path, no_report, monkeypatch, sections, message
+    model_folder, tmp_path, monkeypatch, sections, message
 ):
     out = tmp_path / "new" / "out"
     monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", lambda *args, **kwargs: pytest.fail("trained"))
@@ -629,7 +630,7 @@ def test_a_full_disk_leaves_nothing_half_written_and_resumes(straight, recipe, t
                 raise OSError(errno.ENOSPC, "No space left on device")
             sync(path)
 
-        with monkeypatch.context() as patched:
+        with monkeypatch.context() as patched, reports():
             patched.setattr(hfpatch.support.files, "_sync", full)
             assert "No space left on device" in refused(compare, recipe, out, resume=True)
         assert not any(fatal in file or ".tmp" in file for file in files(out))

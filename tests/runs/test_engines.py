@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
+from tiny_runs import GPT2, lines, numbers, small_recipe
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
@@ -46,12 +46,6 @@ def recipe(model_folder):
     return small_recipe(
         model_folder, training=training, tuning={"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1}
     )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_report():
-    with without_reports():
-        yield
 
 
 @pytest.fixture(scope="module")

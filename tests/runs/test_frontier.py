@@ -8,11 +8,12 @@ from tiny_runs import Nothing, Trained
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import load_recipe
+from hfpatch.reporting.markdown import markdown
+from hfpatch.reporting.report import document_of
 from hfpatch.results import load_results
 from hfpatch.runs import compare, train
 from hfpatch.runs.forecasting import forecast
 
-pytestmark = pytest.mark.usefixtures("one_commit")
 COLUMN, RANK = 2 * 16, (16 + 48) + (16 + 16)
 """Parameters of a column of a pre-projection, and of a rank of a LoRA on the attention."""
 RECIPE = """
@@ -43,7 +44,7 @@ def two(read, tmp_path_factory):
     return out
 
 
-def test_a_method_that_misses_a_budget_is_left_out_and_listed(two, read, no_report):
+def test_a_method_that_misses_a_budget_is_left_out_and_listed(two, read):
     results = load_results(two)
     sizes = {name: method.trainable for name, method in results.methods.items() if name != "heat"}
     assert sizes == {"baseline": 0, "pre@64": 2 * COLUMN, "pre@192": 6 * COLUMN, "lora@192": 2 * RANK}
@@ -51,12 +52,12 @@ def test_a_method_that_misses_a_budget_is_left_out_and_listed(two, read, no_repo
     assert results.left_out["lora@64"].endswith(f"r=1, has {RANK} parameters, and its budget is 64")
     assert any(warning.startswith("lora@64 is left out") for warning in results.warnings)
     assert not (two / "runs" / "lora@64").exists()
-    assert "lora@64" in (two / "report.md").read_text()
+    assert "lora@64" in markdown(document_of(two))
     assert "lora@64" in (two / "recipe.yaml").read_text()
     compare(read(), two, resume=True, progress=Nothing())  # a finished run is only reported again
 
 
-def test_a_budget_more_trains_only_what_is_new(two, read, tmp_path, no_report):
+def test_a_budget_more_trains_only_what_is_new(two, read, tmp_path):
     out, log = tmp_path / "out", Trained()
     shutil.copytree(two, out)
     compare(read("budgets=[64, 192, 480]"), out, resume=True, progress=log)

@@ -224,7 +224,7 @@ def test_whoever_waits_goes_on_when_the_lock_is_released(tmp_path):
     assert order == ["first", "second"]
 
 
-def test_two_methods_are_trained_in_one_folder_at_once(tmp_path, start, model_folder, no_report):
+def test_two_methods_are_trained_in_one_folder_at_once(tmp_path, start, model_folder):
     """Whoever asks for the work of another is refused, and gets it at once when that one was killed."""
     recipe, out, log = small_recipe(model_folder), tmp_path / "out", Trained()
     other = start("pre@seed-0", "pre@seed-1")

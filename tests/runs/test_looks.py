@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny_runs import Stop, Trained, lines, numbers, refused, small_recipe, without_reports
+from tiny_runs import Stop, Trained, lines, numbers, refused, small_recipe
 
 from hfpatch.evaluation import compare_again
 from hfpatch.recipes.comparison import Recipe
@@ -12,7 +12,6 @@ from hfpatch.runs import compare, train
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.support.files import read_json
 
-pytestmark = pytest.mark.usefixtures("one_commit", "no_report")
 LOOKS = [2, 3, 4]
 LORA = [{"type": "lora", "r": 2}]
 METHODS = {"baseline": [], "pre": [{"type": "pre_projection"}], "lora": LORA, "twin": LORA, "other": LORA}
@@ -38,10 +37,9 @@ def grown(model_folder, tmp_path_factory):
     recipe, out = make_recipe(model_folder, {"looks": LOOKS}), tmp_path_factory.mktemp("grown") / "out"
     log, messages = Trained(), list[str]()
     log.finished = lambda run, text: messages.append(f"{run}: {text}")
-    with without_reports():
-        with pytest.raises(KeyboardInterrupt):
-            compare(recipe, out, progress=Stop(11, "started"))
-        compare(recipe, out, resume=True, progress=log)
+    with pytest.raises(KeyboardInterrupt):
+        compare(recipe, out, progress=Stop(11, "started"))
+    compare(recipe, out, resume=True, progress=log)
     return out, log, [message for message in messages if message.startswith("look")]
 
 

@@ -93,7 +93,7 @@ def losses_by_hand(base, texts, chats):
 
 
 @pytest.mark.filterwarnings("ignore:.*are longer than data.block_size")
-def test_a_mixture_of_conversations_and_texts_for_part_of_an_epoch(recipe, here, tmp_path, no_report):
+def test_a_mixture_of_conversations_and_texts_for_part_of_an_epoch(recipe, here, tmp_path):
     results = compare(recipe(), tmp_path / "out")
     data, base = results["data"], load_base(str(here / "model"))
     chats, texts = [conversation(number) for number in range(40)], [f"one, {number}" for number in range(30)]

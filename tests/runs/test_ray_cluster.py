@@ -8,7 +8,6 @@ import psutil
 import pytest
 from runs.test_engines import (  # noqa: F401
     Log,
-    _no_report,
     assert_equal,
     goes_on_whoever_ends,
     recipe,

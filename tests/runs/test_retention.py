@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_runs import numbers, small_recipe, without_reports
+from tiny_runs import numbers, small_recipe
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM
 
@@ -22,7 +22,6 @@ from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.retention import collect_retention
 from hfpatch.runs.setup import set_up
 
-pytestmark = pytest.mark.usefixtures("no_report")
 TASK = "retention_old"
 RETENTION = {"texts": {"old": {"source": "tinyworld/base"}}, "documents": 24}
 
@@ -39,12 +38,11 @@ def grown(model_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("grown") / "out"
     steps = [{}, {"retention": RETENTION}, {"retention": RETENTION, "rewind": [0.5]}]
     changed, before = [], {}
-    with without_reports():
-        for step in steps:
-            compare(make_recipe(model_folder, **step), out, resume=True)
-            now = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*") if path.is_file()}
-            changed.append({path.relative_to(out / "runs").as_posix() for path in now if now[path] != before.get(path)})
-            before = now
+    for step in steps:
+        compare(make_recipe(model_folder, **step), out, resume=True)
+        now = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*") if path.is_file()}
+        changed.append({path.relative_to(out / "runs").as_posix() for path in now if now[path] != before.get(path)})
+        before = now
     return out, changed
 
 

@@ -154,7 +154,7 @@ def test_a_study_is_planned_with_a_step_of_each_variant_and_an_earlier_study_s_v
     assert any("held_out_text has 19 documents; with fewer than 20" in warning for warning in planned.warnings)
 
 
-def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(straight, tmp_path, no_report):
+def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(straight, tmp_path):
     out, stop = tmp_path / "out", Stop(9)  # in the second new run, after a checkpoint
     first = study(training=training(seeds=[0]))
     assert compare(first, out)["complete"]
@@ -179,7 +179,7 @@ def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(st
         *("training.json", "result.json", "evaluations/held_out_text.jsonl"),
     ],
 )
-def test_a_damaged_file_can_be_made_again(straight, tmp_path, no_report, name):
+def test_a_damaged_file_can_be_made_again(straight, tmp_path, name):
     out, asked = shutil.copytree(straight[0], tmp_path / "out"), study(margin={"nats_per_token": 0.5})
     run = out / "runs/linear/seed-0"
     damaged = run / name if (run / name).exists() else out / name
@@ -196,7 +196,7 @@ def test_a_damaged_file_can_be_made_again(straight, tmp_path, no_report, name):
 
 
 @pytest.mark.parametrize("name", ["", "config.json", "model.safetensors"])
-def test_a_lost_model_without_scores_can_be_trained_again(straight, tmp_path, no_report, name):
+def test_a_lost_model_without_scores_can_be_trained_again(straight, tmp_path, name):
     out, run = shutil.copytree(straight[0], tmp_path / "out"), tmp_path / "out/runs/linear/seed-0"
     for file in (out / "results.json", run / "result.json"):
         file.unlink()
@@ -209,7 +209,7 @@ def test_a_lost_model_without_scores_can_be_trained_again(straight, tmp_path, no
     assert without_times(compare(study(), out, resume=True)["methods"]) == without_times(straight[1]["methods"])
 
 
-def test_a_run_that_has_scores_is_not_trained_again(straight, tmp_path, no_report):
+def test_a_run_that_has_scores_is_not_trained_again(straight, tmp_path):
     out, asked = shutil.copytree(straight[0], tmp_path / "out"), study(margin={"nats_per_token": 0.5})
     (out / "runs/linear/seed-0/training.json").unlink()
     again = compare(asked, out, resume=True, progress=Nothing())
@@ -230,7 +230,7 @@ def test_an_engine_that_gives_up_the_devices_leaves_the_report_to_be_written(str
     assert (out / "report.html").is_file()
 
 
-def test_variants_trained_by_themselves_make_the_same_study(straight, tmp_path, no_report):
+def test_variants_trained_by_themselves_make_the_same_study(straight, tmp_path):
     out = tmp_path / "out"
     assert "did you mean 'linear'" in refused(compare, study(), out, variant="liner")
     assert not out.exists()
@@ -242,7 +242,7 @@ def test_variants_trained_by_themselves_make_the_same_study(straight, tmp_path, 
     assert (out / "report.html").exists()
 
 
-def test_divergence_is_an_outcome_of_trials_and_runs(tmp_path, no_report):
+def test_divergence_is_an_outcome_of_trials_and_runs(tmp_path):
     wild = {"training": {"lr": 30.0}, "tuning": None}
     changes = {"training": training(seeds=[0], diverged_above=7.0, max_grad_norm=None)}
     tuning = {**STUDY["tuning"], "learning_rates": [3e-3, 30.0]}
@@ -264,7 +264,7 @@ def test_divergence_is_an_outcome_of_trials_and_runs(tmp_path, no_report):
     assert published_copy(tmp_path / "out", tmp_path / "copy").to_json()["comparisons"] == results["comparisons"]
 
 
-def test_seeds_grow_until_the_pair_is_decided(tmp_path, no_report):
+def test_seeds_grow_until_the_pair_is_decided(tmp_path):
     looks = training(seeds={"looks": [2, 3, 4]}, steps=2)
     wide = study(training=looks, tuning=None, margin={"nats_per_token": 50.0})
     results = compare(wide, tmp_path / "out")

@@ -44,7 +44,7 @@ def write(folder, texts):
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
-def test_compare_plan_and_a_tuned_train_leave_out_what_the_tasks_say(recipe, tmp_path, no_report):
+def test_compare_plan_and_a_tuned_train_leave_out_what_the_tasks_say(recipe, tmp_path):
     with pytest.warns(UserWarning, match=IN_TASKS):
         made = compare(recipe(), tmp_path / "compared")
     assert (made["data"]["documents"], made["data"]["held_out"]["documents"]) == (18, 2)

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 import torch
 from safetensors.torch import load_file
-from tiny_runs import Nothing, Stop, Trained, has_files, lines, numbers, refused, small_recipe, without_reports
+from tiny_runs import Nothing, Stop, Trained, has_files, lines, numbers, refused, small_recipe
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.evaluation import compare_again
@@ -28,7 +28,6 @@ from hfpatch.runs.tuning import Tuning, best_of, collect_tuning
 from hfpatch.support.files import read_json, write_json
 from hfpatch.tinyworld import documents
 
-pytestmark = pytest.mark.usefixtures("one_commit", "no_report")
 TRAINING = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0, 1], "save_every": 1, "keep_finished": True}
 TUNING = {"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1}
 
@@ -45,8 +44,7 @@ def recipe(model_folder):
 @pytest.fixture(scope="module")
 def straight(model_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("straight") / "out"
-    with without_reports():
-        compare(make_recipe(model_folder), out)
+    compare(make_recipe(model_folder), out)
     return out
 
 
