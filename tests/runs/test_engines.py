@@ -80,6 +80,10 @@ def assert_equal(out: Path, other: Path) -> None:
 class Log(Progress):
     def __init__(self):
         self.opened_with, self.nodes, self.done, self.errors, self.steps, self.scored_to = None, [], {}, [], {}, {}
+        self.prepared = []
+
+    def preparing(self, what):
+        self.prepared.append((what, len(self.nodes)))
 
     def opened(self, engine, units):
         self.opened_with = engine
@@ -356,6 +360,7 @@ def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(rec
     assert log.errors == [str(caught.value).partition(" (1 unit")[0]]
     assert "Traceback" in (broken / "error.txt").read_text()
     assert log.opened_with == "2 runs at a time, each on 1 thread of this machine"
+    assert [begun for what, begun in log.prepared if what.startswith("workers start: ")] == [0, 0]
     assert len(log.nodes) == len({unit[:2] for unit in log.nodes}) == 1 + 6 + 4 + 3
     assert len(log.done) == 6 + 4  # trials and evaluations
     assert log.steps["lora · seed 0"] == 3
