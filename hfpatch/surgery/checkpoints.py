@@ -69,10 +69,9 @@ def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, 
             written = Counter(map(tensor_identity, read_tensors(directory).values()))
             require_all_saved(model, written, directory)
     elif unusable := [name for name, value in options.items() if value]:
-        raise HfpatchError(
-            f"save_pretrained({', '.join(unusable)}=...) saves one adapter, and the model has {len(names)} "
-            f"({', '.join(names)}); train a stack in one process, under DDP, or with hfpatch train"
-        )
+        stack = f"the model has {len(names)} ({', '.join(names)}); train a stack in one process, under DDP, or with"
+        why = f"{stack} hfpatch train" if len(names) > 1 else f"{names[0]} is not active; call model.set_adapter first"
+        raise HfpatchError(f"save_pretrained({', '.join(unusable)}=...) saves one adapter, and {why}")
     elif is_main_process:
         directory.mkdir(parents=True, exist_ok=True)
         write_patch(model, directory, directory)

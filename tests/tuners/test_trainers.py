@@ -136,6 +136,10 @@ def test_saving_a_stack_asks_for_files_in_a_folder_alone_and_ends_with_unpatchin
     model = ATTACHED["stack"]()
     with pytest.raises(HfpatchError, match=r"save_pretrained\(push_to_hub=...\) saves one adapter, and .* has 4"):
         model.save_pretrained(tmp_path, push_to_hub=True)
+    inactive = hfpatch.patch(make_model("llama"), PreProjectionConfig())
+    inactive.set_adapter([])
+    with pytest.raises(HfpatchError, match=r"variant=...\) saves one adapter, and pre_projection is not active"):
+        inactive.save_pretrained(tmp_path, variant="fp16")
     model.save_pretrained(tmp_path / "worker", is_main_process=False)
     assert list(tmp_path.iterdir()) == []
     hfpatch.unpatch(model).save_pretrained(tmp_path)
