@@ -491,7 +491,7 @@ def _tokenizer_of(source: str, file: Path | None, revision: str | None, *, trust
 def loading(what: str, *, gguf: bool = False) -> Iterator[None]:
     """Turn the errors of transformers' loading into one line, and let it parse a GGUF file once."""
     kinds: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError)
-    advice = "Check the id, the network and HF_HUB_OFFLINE, or give a local folder"
+    advice = "Check the id, `hf auth login`, the network and HF_HUB_OFFLINE, or give a local folder"
     if gguf:
         kinds = (*kinds, RuntimeError, IndexError, struct.error)
         advice = "transformers cannot read this GGUF file; take the original model, or another conversion of it"
