@@ -82,6 +82,7 @@ def outcome(case, features, name):
         return f"{type(error).__name__}: {error}"
 
 
+@functools.cache
 def cell(case, name):
     """Return what the page says of an entry and a configuration."""
     why = kept(base(), CASES[case], name)
