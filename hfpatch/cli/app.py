@@ -179,7 +179,10 @@ def check(
         raise HfpatchError(f"{given[0]}: options belong to a method; name it, as in --method pre_projection")
     if config_only and dtype != "float32":
         raise HfpatchError(f"--dtype {dtype}: the twin of --config-only is float32; leave one of them out")
-    part = None if method is None else {**dict(read_override(option) for option in given or []), "type": method}
+    options = dict(read_override(option) for option in given or [])
+    if "type" in options:
+        raise HfpatchError(f"type={options['type']}: write --method {options['type']} in its place")
+    part = None if method is None else {**options, "type": method}
     base = model_settings(model, revision, dtype, trust_remote_code, gguf_file=gguf_file)
     with loading_libraries():
         from hfpatch.cli.progress import choose_progress

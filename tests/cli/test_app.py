@@ -336,6 +336,7 @@ def test_check_reports_the_promises(capsys, monkeypatch):
     wrong = ["--method", "pre_projection", "content_skp=true"]
     assert "did you mean 'content_skip'" in refused(capsys, "check", "tinyworld/gpt-neox", *wrong)
     assert "options belong to a method" in refused(capsys, "check", "tinyworld/gpt-neox", "content_skip=true")
+    assert "write --method lora" in refused(capsys, "check", "tinyworld/gpt-neox", *wrong[:2], "type=lora")
 
 
 def big(tmp_path, config):
