@@ -22,9 +22,8 @@ def test_every_method_does_what_lora_does(case, name):
 
 LORA, LINEAR = "LoraConfig()", 'PreProjectionConfig(activation="identity")'
 SMALL = [(case, tuple(peft_catalogue.FEATURES)) for case in (LORA, LINEAR, "ValueResidualConfig()")]
-ALONE_OR_ALL = [
-    pair for pair in peft_catalogue.PAIRS if len(pair) != 2
-]  # an entry beside one feature is a pair already
+# An entry beside one feature is a pair of features already; beside two, which it is on two methods, a triple
+ALONE_OR_ALL = [pair for pair in peft_catalogue.PAIRS if len(pair) != 2]
 PAIRS = {case: peft_catalogue.PAIRS if case in (LORA, LINEAR) else ALONE_OR_ALL for case in peft_catalogue.CASES}
 LARGE = [(case, pair) for case, pairs in PAIRS.items() for pair in pairs if (case, pair) not in SMALL]
 
