@@ -100,15 +100,22 @@ LISTED = {
 }
 
 
+def configured(case, options):
+    if case not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {case}")
+    return CONFIG_MAPPING[case](**options)
+
+
 @pytest.mark.parametrize("case", [*SECTIONED, *LISTED])
 def test_the_sections_of_the_rotary_frequencies_fit_the_heads(case):
-    config = CONFIG_MAPPING[case](**LISTED.get(case, {}))
+    config = configured(case, LISTED.get(case, {}))
     made = shrink(config).get_text_config(decoder=True)
     rope = made.rope_parameters.get("full_attention", made.rope_parameters)
     turned = (getattr(made, "head_dim", None) or 16) * rope.get("partial_rotary_factor", 1)
     assert 2 * sum(rope["mrope_section"]) == turned
     assert max(rope["mrope_section"]) - min(rope["mrope_section"]) <= 1
     unlisted = {  # in the mappings of older versions
+        "paddleocr_vl": transformers.PaddleOCRVLForConditionalGeneration,
         "paddleocr_vl_text": transformers.PaddleOCRTextModel,
         "qwen2_5_omni_thinker": transformers.Qwen2_5OmniThinkerForConditionalGeneration,
     }
@@ -127,7 +134,7 @@ def test_factors_of_the_rotary_frequencies_fit_the_heads(case, count, partial, o
     factors = {"short_factor": [1.0] * count, "long_factor": [1.0 + index for index in range(count)]}
     rope = {**ROPE, "rope_type": "longrope", "factor": 32.0, "original_max_position_embeddings": 4096, **factors}
     rope |= {"partial_rotary_factor": partial}
-    config = CONFIG_MAPPING[case](**options, max_position_embeddings=131072, rope_parameters=rope)
+    config = configured(case, {**options, "max_position_embeddings": 131072, "rope_parameters": rope})
     assert twin(config)(torch.arange(3, 12)[None]).logits.isfinite().all()
     assert len(config.rope_parameters["long_factor"]) == count
 
@@ -140,9 +147,7 @@ def test_factors_of_the_rotary_frequencies_fit_the_heads(case, count, partial, o
     ],
 )  # fmt: skip
 def test_sizes_that_depend_on_each_other_fit(case, options):
-    if case not in CONFIG_MAPPING:
-        pytest.skip(f"this transformers has no {case}")
-    config = CONFIG_MAPPING[case](**options)
+    config = configured(case, options)
     assert twin(config, own_class(config))(input_ids=torch.arange(3, 12)[None])[0].isfinite().all()
 
 
