@@ -1,5 +1,7 @@
 """PEFT's features, for every method and LoRA; docs/reference/peft-features.md must have the same results."""
 
+from importlib.metadata import version
+
 import peft_catalogue
 import pytest
 from families import make_model, make_tokens
@@ -33,9 +35,12 @@ def test_features_go_together(case, pair):
     """A method does beside other features what it does alone, and in this LoRA is wrong in two ways."""
     outcomes = {name: peft_catalogue.outcome(case, pair, name) for name in peft_catalogue.beside(pair)}
     expected = {name: peft_catalogue.cell(case, name).partition(":")[0] for name in outcomes}
+    further = {"modules_to_save", "tokens"} & {*pair}
+    if further and version("transformers") == "5.6.0":  # its load_adapter takes neither
+        expected["save and load"] = "Broken: a loaded adapter computes something else"
     if case == LORA and "modules_to_save" in pair:
         expected["unload"] = "Broken: unloaded it computes otherwise"  # it keeps the trained copies
-    if case == LORA and {"modules_to_save", "tokens"} & {*pair}:
+    if case == LORA and further:
         assert outcomes.pop("hot swap").startswith("KeyError")
         del expected["hot swap"]
     assert outcomes == expected
