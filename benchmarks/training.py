@@ -21,8 +21,8 @@ brackets. On CPUs each variant has a process of its own, as hfpatch changes how 
 the clock is the process's CPU time, which others on the machine disturb least (``--clock wall``).
 ``--activations`` instead compares ours with itself where autograd keeps everything (all_kept), in time, in peak memory
 over lora's, and in the bytes kept a layer and token. ``--scratch`` compares pretraining a GPT-2 of 5.8 million
-parameters (d 256, 6 layers, 16 rows of 256 tokens) with a plain loop over a plain model of its shape, eager and under
-torch.compile, and needs no other option.
+parameters (``--shape 5.8m``: d 256, 6 layers; 16 rows of 256 tokens) with a plain loop over a plain model of its shape,
+eager and under torch.compile, and needs no other option.
 
 With ``--profile`` alone: a step of ours by kind of operator, and one by shape of matrix product, with its rate.
 Without ``--text``, random tokens with lengths like those of WikiText-103's paragraphs stand in.
@@ -93,6 +93,7 @@ from hfpatch.training.validation import autocast_context
 
 SHAPES = {  # hidden, layers, heads, vocabulary
     "tiny": (32, 2, 4, 512),
+    "5.8m": (256, 6, 8, 4096),
     "70m": (512, 6, 8, 50304),
     "160m": (768, 12, 12, 50304),
     "410m": (1024, 24, 16, 50304),
@@ -106,8 +107,7 @@ VARIANTS = ("published", "ours", "lora", "lora_ours", "forward")
 MEASURED = ("published", "ours", "lora")
 ACTIVATIONS = ("all_kept", "ours", "lora")
 SCRATCH = ("scratch", "plain", "plain_compiled")
-SCRATCH_SHAPE = {"vocab_size": 4096, "n_embd": 256, "n_layer": 6, "n_head": 8, "n_positions": 256}
-SCRATCH_ROWS = 16
+SCRATCH_ROWS, SCRATCH_BLOCK = 16, 256
 BLOCK = 512
 PUBLISHED_ROWS = 4
 PARAGRAPHS = 2000
@@ -144,7 +144,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="70m")
+    parser.add_argument("--shape", choices=SHAPES, help="70m if not given; with --scratch 5.8m")
     parser.add_argument("--model", help="measure this model: an id, a folder or a GGUF file")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one more warms up")
     parser.add_argument("--rows", type=int, default=4, help="packed rows in a step")
@@ -166,6 +166,7 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(
             "--profile, --activations and --scratch time the CPU alone; set CUDA_VISIBLE_DEVICES= to leave the GPU out"
         )
+    arguments.shape = arguments.shape or ("5.8m" if arguments.scratch else "70m")
     return arguments
 
 
@@ -185,8 +186,9 @@ class Data:
 def make_data(arguments: argparse.Namespace) -> Data:
     """Pack the corpus, take the first rows, and pad the pieces that they hold."""
     if arguments.scratch:
-        settings = DataSettings(source="made-up", block_size=SCRATCH_SHAPE["n_positions"], layout="stream")
-        rows = blocks_from_stream(made_up(SCRATCH_SHAPE["vocab_size"]), settings, pad_token_id=0).head(SCRATCH_ROWS)
+        settings = DataSettings(source="made-up", block_size=SCRATCH_BLOCK, layout="stream")
+        stream = made_up(SHAPES[arguments.shape][3])
+        rows = blocks_from_stream(stream, settings, pad_token_id=0).head(SCRATCH_ROWS)
         return Data(rows, rows)
     settings = DataSettings(
         source=arguments.text or "made-up", block_size=BLOCK, min_characters=51, max_documents=PARAGRAPHS
@@ -221,7 +223,8 @@ def made_up(vocabulary: int) -> TokenStream:
 def make_model(arguments: argparse.Namespace, method: str | None) -> PreTrainedModel:
     if arguments.scratch:
         no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        return build_model({"model_type": "gpt2", "bos_token_id": 0, "eos_token_id": 0, **SCRATCH_SHAPE, **no_dropout})
+        architecture = {"model_type": "gpt2", "bos_token_id": 0, "eos_token_id": 0, **no_dropout}
+        return build_model(architecture | scratch_sizes(arguments))
     if arguments.model:
         model = load_base(arguments.model, dtype=arguments.dtype).model
     else:
@@ -234,6 +237,11 @@ def make_model(arguments: argparse.Namespace, method: str | None) -> PreTrainedM
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, arguments.dtype))
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     return patch(model, build_method(model, METHODS, method).configs) if method else model.requires_grad_(False)
+
+
+def scratch_sizes(arguments: argparse.Namespace) -> dict[str, int]:
+    names = ("n_embd", "n_layer", "n_head", "vocab_size")
+    return dict(zip(names, SHAPES[arguments.shape], strict=True)) | {"n_positions": SCRATCH_BLOCK}
 
 
 @dataclass
@@ -557,7 +565,7 @@ def run_plain(
 ) -> None:
     """Pretrain a plain model in a plain loop: forward, backward, clipping, fused AdamW."""
     torch.manual_seed(0)
-    model = PlainModel(**SCRATCH_SHAPE)
+    model = PlainModel(**scratch_sizes(arguments))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     loss_of = torch.compile(model) if compiled else model
     ids = collate([blocks[row] for row in range(len(blocks))])["input_ids"]

@@ -192,7 +192,7 @@ def test_training_compares_activations_and_pretraining(start, tmp_path):
     kept = written["kept_bytes_a_layer_and_token"]
     # σ(W_up x) of both layers, and the norm of the second; that of the first has no gradient
     assert kept["all_kept"] - kept["ours"] == 4 * (2 * 40 + 32) / 2
-    start("training", "--scratch", *steps, out)
+    start("training", "--shape", "tiny", "--scratch", *steps, out)
     ratios = json.loads(out.read_text())["ratios"]
     assert all(ratios[f"scratch_over_{peer}"]["median"] > 0 for peer in ("plain", "plain_compiled"))
 
