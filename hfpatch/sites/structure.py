@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
@@ -50,6 +51,7 @@ IN_THIRDS = re.compile(
 
 _READ: dict[tuple[Any, ...], Family | None] = {}
 _MOST_READ = 1000
+_LIBRARIES = {"transformers", "torch", "peft", "hfpatch"}  # whose code stays as it is
 _OF_EVERY_MODULE = vars(nn.Module()).keys()
 
 
@@ -100,18 +102,22 @@ def attention_paths(block: nn.Module) -> Iterator[str]:
 def read_family(block: nn.Module) -> Family | None:
     """Return the declaration that is read from the structure of a block; None if it has no attention.
 
-    Blocks that are equal in all that decides it are read once.
+    Blocks that are equal in all that decides it are read once. One with code from elsewhere, which may change while it
+    runs and hold settings in objects of any kind, is read for itself.
 
     Raises:
         HfpatchError: if the structure is ambiguous; the message says where.
     """
-    state = _state(block)
-    if state not in _READ:
+    packages = {type(module).__module__.partition(".")[0] for module in block.modules()}
+    state = _state(block), None if packages <= _LIBRARIES else weakref.ref(block)
+    try:
+        return _READ[state]
+    except KeyError:
         family = _read_family(block)
-        if len(_READ) == _MOST_READ:  # in a process that patches many models
-            _READ.clear()
-        _READ[state] = family
-    return _READ[state]
+    if len(_READ) >= _MOST_READ:  # in a process that patches many models
+        _READ.clear()
+    _READ[state] = family
+    return family
 
 
 def _state(block: nn.Module) -> tuple[Any, ...]:
@@ -123,12 +129,14 @@ def _state(block: nn.Module) -> tuple[Any, ...]:
             return value
         if isinstance(value, list | tuple):
             return tuple(map(switch, value))
-        if hasattr(value, "model_type"):  # a configuration, which modules share
+        if isinstance(getattr(type(value), "model_type", None), str):  # a configuration, which modules share
             if id(value) not in configs:
+                configs[id(value)] = ()  # in case it leads to itself
                 configs[id(value)] = switches(vars(value))
             return configs[id(value)]
         # Of a method that was put in the place of the class's, the code
-        return value.__code__ if isinstance(value, FunctionType | MethodType) else type(value)
+        function = value.__func__ if isinstance(value, MethodType) else value
+        return function.__code__ if isinstance(function, FunctionType) else type(value)
 
     def switches(attributes: dict[str, Any]) -> tuple[Any, ...]:
         return tuple((name, switch(value)) for name, value in attributes.items() if name not in _OF_EVERY_MODULE)

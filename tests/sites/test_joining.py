@@ -1,11 +1,13 @@
 """Where the branch joins the residual stream, and what the projections read, in the source of made-up blocks."""
 
-from types import SimpleNamespace
+from functools import partial
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.ao.quantization import quantize_dynamic
+from transformers import PreTrainedConfig
 
 from hfpatch.sites import structure
 from hfpatch.sites.joining import Unclear, follow_branch, follow_input
@@ -147,12 +149,16 @@ class Common(nn.Module):
     def __init__(self):
         super().__init__()
         self.self_attn, self.norm, self.gain = SelfAttention(), nn.LayerNorm(4), nn.Parameter(torch.ones(4))
-        self.config, self.sizes = SimpleNamespace(model_type="made_up", inner=True), [4]
+        self.config, self.options, self.sizes = PreTrainedConfig(inner=True), SimpleNamespace(inner=True), [4]
         self.joined = added
 
     def forward(self, x):
         attended = self.self_attn(x)
-        if self.config.inner and self.norm is not None and self.gain is not None and self.sizes == [4]:
+        if (
+            (self.config.inner and self.options.inner and self.sizes == [4])
+            and self.norm is not None
+            and self.gain is not None
+        ):
             attended = self.norm(attended)
         return self.joined(x, attended)
 
@@ -189,10 +195,27 @@ def halved(x, attended):
 def test_equal_blocks_are_read_once_and_others_for_themselves(change, end, monkeypatch):
     read, reads = structure._read_family, []
     monkeypatch.setattr(structure, "_read_family", lambda block: reads.append(block) or read(block))
+    for kind in (Common, SelfAttention):
+        monkeypatch.setattr(kind, "__module__", "transformers.made_up")
     plain, block = Common(), Common()
     for _ in range(2):
         assert read_family(plain).exit == read_family(Common()).exit == "norm"
     assert len(reads) <= 1
+    change(block)
+    assert read_family(block).exit == end
+
+
+@pytest.mark.parametrize(
+    ("change", "end"),
+    [
+        (lambda block: setattr(block.options, "inner", False), None),
+        (lambda block: setattr(block.config, "outer", block.config), "norm"),
+        (lambda block: setattr(block, "hook", MethodType(partial(added), block)), "norm"),
+    ],
+)
+def test_blocks_of_a_users_code_are_read_one_by_one(change, end):
+    before, block = Common(), Common()
+    assert read_family(before).exit == "norm"
     change(block)
     assert read_family(block).exit == end
 
