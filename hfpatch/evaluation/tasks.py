@@ -163,11 +163,12 @@ def _load(
         if num_fewshot is not None and task.get_config("num_fewshot") != 0:
             task.set_config("num_fewshot", num_fewshot)
         if generation and task.OUTPUT_TYPE == "generate_until":
-            names = {*generation, *(task.get_config("generation_kwargs") or {})} & {*_LENGTHS}
-            if len(names) > 1 and names & {*generation}:  # of which lm-eval takes the first, whoever gave it
+            given = {*generation, *(task.get_config("generation_kwargs") or {})}
+            names = [name for name in _LENGTHS if name in given]  # of which lm-eval takes the first, whoever gave it
+            if {*names[1:]} & {*generation}:
                 raise HfpatchError(
-                    f"task {task_name}: gen_kwargs and the task give {listed(sorted(names))}, of which one would have "
-                    f"no effect; write {next(name for name in _LENGTHS if name in names)} in gen_kwargs"
+                    f"task {task_name}: gen_kwargs and the task give {listed(names)}, of which only the first has an "
+                    f"effect; write {names[0]} alone in gen_kwargs"
                 )
             task.set_config("generation_kwargs", generation, update=True)
         kept = {key: task.get_config(key) for key in ("num_fewshot", "generation_kwargs")}

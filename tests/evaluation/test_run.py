@@ -252,6 +252,7 @@ def test_what_no_document_shows_is_said_in_one_line(taught, tokenizer, support, 
         "long": {"doc_to_target": "text", "generation_kwargs": {"until": ["."]}},
         "unmeasured": {"output_type": "loglikelihood_rolling", "doc_to_target": "text", "metric_list": ACC},
         "speech": {"doc_to_target": "text", "generation_kwargs": {"max_gen_toks": 4, "until": ["."]}},
+        "newer": {"doc_to_target": "text", "generation_kwargs": {"max_new_tokens": 4, "until": ["."]}},
     }
     wrong = [{"temprature": 0.8}, {"do_sample": True}, {"until": None}, {"max_gen_toks": "four"}, {"num_beams": 0}]
     rows = [{"text": text, "words": ["one", "two", "three"], "gold": i} for i, text in enumerate(["Anna", "", "In"])]
@@ -273,6 +274,10 @@ def test_what_no_document_shows_is_said_in_one_line(taught, tokenizer, support, 
             evaluate(taught, tokenizer, select(chosen))
     with pytest.raises(HfpatchError, match=r"^task speech: .* max_gen_toks and max_new_tokens, .* write max_gen_toks"):
         select(EvaluationSettings(tasks=("speech",), include_path=str(tmp_path), gen_kwargs={"max_new_tokens": 2}))
+    options = {"tasks": ("newer",), "include_path": str(tmp_path)}
+    select(EvaluationSettings(**options, gen_kwargs={"max_gen_toks": 2}))  # which wins
+    with pytest.raises(HfpatchError, match=r"^task newer: .* write max_gen_toks alone"):
+        select(EvaluationSettings(**options, gen_kwargs={"max_gen_toks": 2, "max_new_tokens": 3}))
     for size in (1, 2):  # with which lm-eval stops, or generates after padding
         chosen = EvaluationSettings(tasks=("speech",), include_path=str(tmp_path), batch_size=size)
         result = evaluate(taught, tokenizer, select(chosen))["speech"]
