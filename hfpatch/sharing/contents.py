@@ -61,8 +61,7 @@ def contents(
             raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
         if any((folder / name).is_file() for name in _MARKERS):
             base = [] if (folder / "config.json").is_file() else ["model.safetensors"]  # beside a patch, by Trainer
-            files = _tree(folder, folder)
-            return {name: file for name, file in files.items() if not (name in base or _OF_TRAINER.fullmatch(name))}
+            return {name: file for name, file in _tree(folder, folder).items() if name not in base}
         raise HfpatchError(
             f"{folder}: contains no finished comparison, patch, export or model; give a folder with one (a run's are "
             f"{PATCHES_OF_RUN} and {MODELS_OF_RUN})"
@@ -119,7 +118,7 @@ def _is_own(path: Path, root: Path) -> bool:
 
 
 def _tree(folder: Path, root: Path) -> Contents:
-    """Return every file below a folder but hidden ones and compiled code, which holds paths of this machine.
+    """Return every file below a folder but hidden ones, Trainer's and compiled code, which holds paths of this machine.
 
     Links that lead out of ``root``, the folder that is shared, are left out. A file that names the base by a path of
     this machine is changed to name its last part. A patch that could not be loaded is an :class:`HfpatchError`.
@@ -127,7 +126,9 @@ def _tree(folder: Path, root: Path) -> Contents:
     files: Contents = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
-        if path.suffix == ".pyc" or not _is_own(path, root) or any(part.startswith(".") for part in relative.parts):
+        if path.suffix == ".pyc" or any(part.startswith(".") for part in relative.parts):
+            continue
+        if _OF_TRAINER.fullmatch(relative.as_posix()) or not _is_own(path, root):
             continue
         files[relative.as_posix()] = path
         if path.name in ("patch.json", "adapter_config.json"):

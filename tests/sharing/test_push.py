@@ -244,6 +244,8 @@ def test_what_trainer_resumes_from_is_left_out(tmp_path):
         assert shared == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
         outer = shutil.copytree(checkpoint, tmp_path / wrap.__name__)  # as `Trainer.save_model` leaves it
         shutil.copytree(checkpoint, outer / "checkpoint-1")
+        (outer / "checkpoint-2").mkdir()
+        (outer / "checkpoint-2" / "adapter_config.json").write_text("{")  # as a job that was killed leaves one
         (outer / "runs").mkdir()
         (outer / "runs" / "events.out.tfevents.1.my-machine.2.0").touch()
         assert {*contents(outer)} - {"generation_config.json"} == shared
