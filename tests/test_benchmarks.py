@@ -125,8 +125,8 @@ def test_inference_gives_the_multiply_adds_beside_the_times(start, tmp_path):
 
 def test_serving_prepares_a_case_and_gathers_what_was_served(start, tmp_path, monkeypatch):
     """vLLM is in an environment of its own; here is what runs without it."""
-    context = forked.context()
-    monkeypatch.setattr("multiprocessing.get_context", lambda kind: context)
+    contexts = {"spawn": forked.context()}  # vLLM's threads and settings need processes that are not forks of this one
+    monkeypatch.setattr("multiprocessing.get_context", contexts.__getitem__)
     out = tmp_path / "vllm.json"
     assert "prepared gpt2-skip_alone" in start("serving", "prepare", tmp_path, "--only", "gpt2-skip_alone")
     case = tmp_path / "gpt2-skip_alone"
