@@ -129,6 +129,7 @@ def test_results_name_everything_a_result_must_name(straight, model_folder):
     methods = results["methods"]
     runs = [run for method in methods.values() for run in method["runs"].values()]
     assert all(set(run["computed_with"]) == set(COMPUTED_WITH) for run in runs)
+    assert {run["commit"] for run in runs} == {"c0ffee"}
     # Each method with its size and runs
     assert list(methods) == ["baseline", "pre_projection", "lora"]
     assert methods["baseline"]["parameters"]["trainable"] == 0
