@@ -10,11 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from types import FunctionType, MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -49,10 +48,7 @@ IN_THIRDS = re.compile(
 """In the source of an attention: the columns of one projection are all queries, then all keys, then all values."""
 
 
-_READ: dict[tuple[Any, ...], Family | None] = {}
-_MOST_READ = 1000
-_LIBRARIES = {"transformers", "torch", "peft", "hfpatch"}  # whose code stays as it is
-_OF_EVERY_MODULE = vars(nn.Module()).keys()
+_READ: WeakKeyDictionary[nn.Module, tuple[Any, Family | None]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -102,55 +98,22 @@ def attention_paths(block: nn.Module) -> Iterator[str]:
 def read_family(block: nn.Module) -> Family | None:
     """Return the declaration that is read from the structure of a block; None if it has no attention.
 
-    Blocks that are equal in all that decides it are read once. One with code from elsewhere, which may change while it
-    runs and hold settings in objects of any kind, is read for itself.
+    It is read once, and again where modules or switches of the block have changed.
 
     Raises:
         HfpatchError: if the structure is ambiguous; the message says where.
     """
-    packages = {type(module).__module__.partition(".")[0] for module in block.modules()}
-    state = _state(block), None if packages <= _LIBRARIES else weakref.ref(block)
-    try:
-        return _READ[state]
-    except KeyError:
-        family = _read_family(block)
-    if len(_READ) >= _MOST_READ:  # in a process that patches many models
-        _READ.clear()
-    _READ[state] = family
-    return family
-
-
-def _state(block: nn.Module) -> tuple[Any, ...]:
-    """Return what decides how a block is read: its modules, their classes and whatever a condition may look at."""
-    configs: dict[int, tuple[Any, ...]] = {}
-
-    def switch(value: Any) -> Any:
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        if isinstance(value, list | tuple):
-            return tuple(map(switch, value))
-        if isinstance(getattr(type(value), "model_type", None), str):  # a configuration, which modules share
-            if id(value) not in configs:
-                configs[id(value)] = ()  # in case it leads to itself
-                configs[id(value)] = switches(vars(value))
-            return configs[id(value)]
-        # Of a method that was put in the place of the class's, the code
-        function = value.__func__ if isinstance(value, MethodType) else value
-        return function.__code__ if isinstance(function, FunctionType) else type(value)
-
-    def switches(attributes: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple((name, switch(value)) for name, value in attributes.items() if name not in _OF_EVERY_MODULE)
-
-    return tuple(
-        (
-            name,
-            type(module),
-            type(module).forward,
-            *(key for held in (module._modules, module._parameters) for key in held if held[key] is not None),
-            switches(vars(module)),
-        )
-        for name, module in block.named_modules()
-    )
+    state = [(name, type(module)) for name, module in block.named_modules()]
+    switches = [
+        (name, value)
+        for module in block.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str) and name != "training"
+    ]
+    seen = _READ.get(block)
+    if seen is None or seen[0] != (state, switches):
+        seen = _READ[block] = (state, switches), _read_family(block)
+    return seen[1]
 
 
 def _read_family(block: nn.Module) -> Family | None:

@@ -1,17 +1,11 @@
 """Where the branch joins the residual stream, and what the projections read, in the source of made-up blocks."""
 
-from functools import partial
-from types import MethodType, SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 from torch.ao.quantization import quantize_dynamic
-from transformers import PreTrainedConfig
 
-from hfpatch.sites import structure
 from hfpatch.sites.joining import Unclear, follow_branch, follow_input
-from hfpatch.sites.structure import read_family
 
 
 class Attention(nn.Module):
@@ -141,83 +135,6 @@ def test_a_switch_of_the_block_decides():
     block = BySwitch()
     block.windows = 2
     assert follow_branch(block, "attention", "attention.o_proj").changed == "view() rearranges it"
-
-
-class Common(nn.Module):
-    """A block that needs no declaration, and whose branch different things decide."""
-
-    def __init__(self):
-        super().__init__()
-        self.self_attn, self.norm, self.gain = SelfAttention(), nn.LayerNorm(4), nn.Parameter(torch.ones(4))
-        self.config, self.options, self.sizes = PreTrainedConfig(inner=True), SimpleNamespace(inner=True), [4]
-        self.joined = added
-
-    def forward(self, x):
-        attended = self.self_attn(x)
-        if (
-            (self.config.inner and self.options.inner and self.sizes == [4])
-            and self.norm is not None
-            and self.gain is not None
-        ):
-            attended = self.norm(attended)
-        return self.joined(x, attended)
-
-
-class SelfAttention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(4, 4) for _ in range(4))
-
-    def forward(self, x):
-        return self.o_proj(self.q_proj(x) + self.k_proj(x) + self.v_proj(x))
-
-
-def added(x, attended):
-    return x + attended
-
-
-def halved(x, attended):
-    return x + attended * 0.5
-
-
-@pytest.mark.parametrize(
-    ("change", "end"),
-    [
-        (lambda block: None, "norm"),
-        (lambda block: setattr(block.config, "inner", False), None),
-        (lambda block: setattr(block, "norm", None), None),
-        (lambda block: setattr(block, "gain", None), None),
-        (lambda block: block.sizes.append(5), None),
-        (lambda block: setattr(block, "joined", halved), None),
-        (lambda block: setattr(block.self_attn, "o_proj", nn.Linear(4, 8)), None),
-    ],
-)
-def test_equal_blocks_are_read_once_and_others_for_themselves(change, end, monkeypatch):
-    read, reads = structure._read_family, []
-    monkeypatch.setattr(structure, "_read_family", lambda block: reads.append(block) or read(block))
-    for kind in (Common, SelfAttention):
-        monkeypatch.setattr(kind, "__module__", "transformers.made_up")
-    plain, block = Common(), Common()
-    for _ in range(2):
-        assert read_family(plain).exit == read_family(Common()).exit == "norm"
-    assert len(reads) <= 1
-    change(block)
-    assert read_family(block).exit == end
-
-
-@pytest.mark.parametrize(
-    ("change", "end"),
-    [
-        (lambda block: setattr(block.options, "inner", False), None),
-        (lambda block: setattr(block.config, "outer", block.config), "norm"),
-        (lambda block: setattr(block, "hook", MethodType(partial(added), block)), "norm"),
-    ],
-)
-def test_blocks_of_a_users_code_are_read_one_by_one(change, end):
-    before, block = Common(), Common()
-    assert read_family(before).exit == "norm"
-    change(block)
-    assert read_family(block).exit == end
 
 
 def test_a_branch_that_joins_nothing_is_unclear():
