@@ -48,6 +48,11 @@ def recipe(model_folder):
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_commit():
+    """Workers ask git, which no fixture here can answer for: this process asks it as well."""
+
+
 @pytest.fixture(scope="module")
 def straight(recipe, tmp_path_factory):
     out = tmp_path_factory.mktemp("straight") / "out"

@@ -8,6 +8,7 @@ import psutil
 import pytest
 from runs.test_engines import (  # noqa: F401
     Log,
+    _one_commit,
     assert_equal,
     goes_on_whoever_ends,
     recipe,
