@@ -181,7 +181,7 @@ def check(
         raise HfpatchError(f"--dtype {dtype}: the twin of --config-only is float32; leave one of them out")
     options = dict(read_override(option) for option in given or [])
     if "type" in options:
-        raise HfpatchError(f"type={options['type']}: write --method {options['type']} in its place")
+        raise HfpatchError(f"type={options['type']}: --method names the method; write --method {options['type']}")
     part = None if method is None else {**options, "type": method}
     base = model_settings(model, revision, dtype, trust_remote_code, gguf_file=gguf_file)
     with loading_libraries():

@@ -155,7 +155,7 @@ def sized(config: Config, model: nn.Module, *, parameters: int | str | PeftConfi
     kind = method_name(config)
     require_injectable(config)
     if kind not in SIZES:
-        raise HfpatchError(f"{kind} has no size to solve for: it {NO_SIZE.get(kind, 'is not known here')}")
+        raise HfpatchError(f"{kind} has no size to solve for: it {NO_SIZE.get(kind, 'is new to hfpatch')}")
     size, copied = SIZES[kind], copy.deepcopy(config)
     if isinstance(copied, MethodConfig):
         copied.target_modules = chosen_modules(config)

@@ -248,10 +248,10 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
     headings = ("run", *_RESULTS) if len(runs) > 1 else _RESULTS
     rows = []
     for label, results in runs.items():
-        known = {(task, info.primary): info.higher_is_better for task, info in results.tasks.items()}
+        directions = {(task, info.primary): info.higher_is_better for task, info in results.tasks.items()}
         for row in (*results.records("scores"), *_pairs(results)):
             trainable, metric = results.methods[row["method"]].trainable, row["metric"]
-            higher = LOW_NOISE.get(metric, known.get((row["task"], metric)))
+            higher = LOW_NOISE.get(metric, directions.get((row["task"], metric)))
             rows.append({**row, "trainable": trainable, "higher_is_better": higher, "run": label})
     return csv_text(rows, headings)
 
