@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hfpatch.data.tokenizer import Integers
-from hfpatch.support.modes import evaluating
+from hfpatch.support.modes import evaluating, replaced
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -152,14 +152,10 @@ def _inputs_unrounded(model: PreTrainedModel) -> Iterator[None]:
         return F.linear(x, weight, None if module.bias is None else module.bias.to(x.dtype))
 
     modules: list[Any] = [part for part in model.modules() if type(part._parameters.get("weight")).__name__ == _INT8]
-    changed = [module for module in modules if "forward" not in vars(module)]
-    for module in changed:
-        module.forward = partial(by_dequantised_weight, module)
-    try:
+    with ExitStack() as stack:
+        for module in (module for module in modules if "forward" not in vars(module)):
+            stack.enter_context(replaced(module, forward=partial(by_dequantised_weight, module)))
         yield
-    finally:
-        for module in changed:
-            del module.forward
 
 
 def _features(model: PreTrainedModel, ids: Tensor, position_ids: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.results.parts import FewShot
+from hfpatch.support.modes import replaced
 
 
 @contextmanager
@@ -67,11 +68,8 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
         related += group is not None and any(example.get(cluster) == group for example in others[:n])
         return others[:n]
 
-    vars(task)["fewshot_context"], vars(task.sampler)["sample"] = fewshot_context, sample
-    try:
+    with replaced(task, fewshot_context=fewshot_context), replaced(task.sampler, sample=sample):
         yield few_shot
-    finally:
-        del vars(task)["fewshot_context"], vars(task.sampler)["sample"]  # the methods of the classes are visible again
 
 
 def _from_scored(task: ConfigurableTask) -> bool:

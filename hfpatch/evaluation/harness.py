@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from hfpatch.errors import HfpatchError
 from hfpatch.support.files import hash_values, sha256_file
+from hfpatch.support.modes import replaced
 
 _MODULES = ("lm_eval.api.task", "lm_eval.models.huggingface")
 _LOGGERS = ("lm_eval", "datasets", "transformers.tokenization_utils_base")
@@ -28,8 +29,7 @@ def quiet() -> Iterator[None]:
 
     with ExitStack() as stack:
         for module in (sys.modules[name] for name in _MODULES if name in sys.modules):
-            stack.callback(vars(module).update, tqdm=module.tqdm)
-            vars(module).update(tqdm=partial(tqdm, disable=True))
+            stack.enter_context(replaced(module, tqdm=partial(tqdm, disable=True)))
         for logger in map(logging.getLogger, _LOGGERS):
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
@@ -42,11 +42,8 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def templates_compiled_once() -> Iterator[None]:
     """Cache lm-eval's compiled templates, which it otherwise compiles again for every document."""
-    env.from_string = lru_cache(maxsize=256)(env.from_string)
-    try:
+    with replaced(env, from_string=lru_cache(maxsize=256)(env.from_string)):
         yield
-    finally:
-        del env.from_string  # the method of the class is visible again
 
 
 @contextmanager
@@ -69,11 +66,8 @@ def files_by_content() -> Iterator[dict[Path, str]]:
             options.setdefault("cache_dir", str(Path(datasets.config.HF_DATASETS_CACHE) / folder))
         return load(path, *arguments, **options)
 
-    datasets.load_dataset = load_dataset
-    try:
+    with replaced(datasets, load_dataset=load_dataset):
         yield read
-    finally:
-        datasets.load_dataset = load
 
 
 def _local_files(path: str, options: dict[str, Any]) -> list[Path]:
@@ -99,13 +93,10 @@ def run_lm_eval(arguments: Sequence[str]) -> None:
     """
     from lm_eval.__main__ import cli_evaluate
 
-    before = sys.argv
-    sys.argv = ["lm_eval", *arguments]  # its parser reads them there
     try:
-        cli_evaluate()
+        with replaced(sys, argv=["lm_eval", *arguments]):  # its parser reads them there
+            cli_evaluate()
     except ValueError as error:
         if str(error).startswith("Tasks not found"):
             raise HfpatchError(f"lm_eval: {error}; hfpatch eval --tasks list prints what there is") from None
         raise
-    finally:
-        sys.argv = before

@@ -38,7 +38,7 @@ from hfpatch.results.parts import Clusters, FewShot, LeftOut, TaskResult
 from hfpatch.results.records import hash_documents, write_values
 from hfpatch.support.code import hash_code
 from hfpatch.support.files import hash_values, json_value, write_text
-from hfpatch.support.modes import evaluating
+from hfpatch.support.modes import evaluating, replaced
 from hfpatch.support.ranks import Ranks, ended_together
 
 _OF_DOCUMENTS = {
@@ -204,8 +204,7 @@ def run_task(scorer: HfpatchLM, name: str, selection: Selection) -> Answered:
 @contextmanager
 def _scorable(scorer: HfpatchLM, name: str, task: Any) -> Iterator[dict[int, str]]:
     """Leave out the documents that cannot be scored inside the ``with`` block; yield why, which grows, by document."""
-    left_out = scorer.left_out = {}
-    iterate = task.doc_iterator
+    left_out, iterate = dict[int, str](), task.doc_iterator
 
     def doc_iterator(**given: Any) -> Iterator[tuple[int, Any]]:
         documents = list(iterate(**given))
@@ -214,12 +213,8 @@ def _scorable(scorer: HfpatchLM, name: str, task: Any) -> Iterator[dict[int, str
             raise HfpatchError(f"task {name}: none of its documents can be scored; document 0: {left_out[0]}")
         return iter(kept)
 
-    vars(task)["doc_iterator"] = doc_iterator
-    try:
+    with replaced(task, doc_iterator=doc_iterator), replaced(scorer, left_out=left_out):
         yield left_out
-    finally:
-        del vars(task)["doc_iterator"]  # the method of the class is visible again
-        scorer.left_out = None
 
 
 def _score(scorer: HfpatchLM, name: str, selection: Selection, storage: Storage) -> TaskResult:

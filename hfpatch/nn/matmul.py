@@ -6,7 +6,7 @@ Values agree to rounding; weights are neither copied nor reordered. `hfpatch.sup
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from hfpatch.support import cpu
+from hfpatch.support.modes import replaced
 
 _LARGEST = 2048  # wider weights are timed at this width
 _SMALLEST = 1 << 18  # weights with fewer elements take no time worth saving, and little to measure it by
@@ -45,14 +46,11 @@ def fast_matmul(model: nn.Module, *, library: cpu.MatmulLibrary | None = None) -
     dtypes = _changed_by(chosen)
     plain = [module for module in model.modules() if _is_plain(module, dtypes)] if dtypes else []
     changed = [module for module in plain if "forward" not in vars(module)]  # within another such block
-    for module in changed:
-        module.forward = partial(_forward, module)
-    try:
-        with cpu.active(chosen or "mkl"):
-            yield chosen
-    finally:
+    with ExitStack() as stack:
         for module in changed:
-            del module.forward
+            stack.enter_context(replaced(module, forward=partial(_forward, module)))
+        stack.enter_context(cpu.active(chosen or "mkl"))
+        yield chosen
 
 
 def choose_library(model: nn.Module) -> cpu.MatmulLibrary | None:

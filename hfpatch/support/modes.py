@@ -1,4 +1,4 @@
-"""Temporary changes to a model: evaluation mode, hooks, ``requires_grad`` flags; and checkpointing."""
+"""Temporary changes: attributes of any object; of a model its mode, hooks, ``requires_grad`` flags; checkpointing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
+
+
+@contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Give an object or a module other attributes, and restore its own, or those of its class, at the end."""
+    before = {name: value for name, value in vars(owner).items() if name in attributes}
+    vars(owner).update(attributes)
+    try:
+        yield
+    finally:
+        vars(owner).update(before)
+        for name in attributes.keys() - before.keys():
+            del vars(owner)[name]
 
 
 @contextmanager

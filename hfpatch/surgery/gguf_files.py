@@ -19,6 +19,7 @@ from typing import Any
 
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.support.files import sha256_file
+from hfpatch.support.modes import replaced
 
 SUFFIX = ".gguf"
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
@@ -220,11 +221,8 @@ def parsed_once() -> Iterator[None]:
 
     with _PARSING:  # the module is every thread's
         plain, names = gguf.GGUFReader, gguf.get_tensor_name_map
-        vars(gguf).update(GGUFReader=reader, get_tensor_name_map=functools.cache(names))
-        try:
+        with replaced(gguf, GGUFReader=reader, get_tensor_name_map=functools.cache(names)):
             yield
-        finally:
-            vars(gguf).update(GGUFReader=plain, get_tensor_name_map=names)
 
 
 def gguf_loading() -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from hfpatch.sites.lm_head import find_lm_head
 from hfpatch.sites.modules import base_model
+from hfpatch.support.modes import replaced
 from hfpatch.training.loss import loss_from_hidden, loss_from_logits
 
 _ACTIVE = "_hfpatch_loss_in_forward"
@@ -49,30 +50,12 @@ def loss_in_forward(model: nn.Module, *, by_token: bool = False) -> Iterator[Non
             return stock_head(hidden)
         return loss_from_hidden(hidden, head.weight, head.bias, labels, tail=lm_head.tail, by_token=by_token)
 
-    setattr(causal, _ACTIVE, True)
-    try:
-        with _replaced_forward(causal, with_loss), ExitStack() as stack:
-            if from_hidden:
-                stack.enter_context(_replaced_forward(head, head_with_loss))
-            yield
-    finally:
-        delattr(causal, _ACTIVE)
+    with_head_loss = replaced(head, forward=head_with_loss) if from_hidden else nullcontext()
+    with replaced(causal, forward=with_loss, **{_ACTIVE: True}), with_head_loss:
+        yield
 
 
 def is_plain(head: nn.Module) -> bool:
     """Return whether a head is a matrix and nothing else: its hooks, accelerate's too, would act on the loss."""
     hooked = head._forward_hooks or head._forward_pre_hooks or hasattr(head, "_hf_hook")
     return type(head) is nn.Linear and not hooked
-
-
-@contextmanager
-def _replaced_forward(module: nn.Module, forward: Any) -> Iterator[None]:
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
