@@ -189,16 +189,16 @@ def resume(options: argparse.Namespace) -> dict[str, Any]:
         if record.step == 2:
             raise KeyboardInterrupt
 
-    def run(folder: Path, on_step: Any = None, *, resume: bool = False) -> torch.Tensor:
+    def run(folder: Path, on_step: Any = None) -> torch.Tensor:
         model = patch(make_model(options, smallest(options)), PreProjectionConfig())
         with suppress(KeyboardInterrupt):
-            train_probe(model, Run(settings, blocks, plan, 0, folder, on_step=on_step), resume=resume)
+            train_probe(model, Run(settings, blocks, plan, 0, folder, on_step=on_step))
         return torch.cat([value.detach().flatten() for value in model.parameters() if value.requires_grad])
 
     with tempfile.TemporaryDirectory() as folder:
         whole = run(Path(folder, "whole"))
         run(Path(folder, "cut"), on_step=stop)
-        resumed = run(Path(folder, "cut"), resume=True)
+        resumed = run(Path(folder, "cut"))
     return {**close(resumed, whole, 1e-3), "bit_equal": torch.equal(resumed, whole)}
 
 

@@ -519,7 +519,7 @@ def run_hfpatch(
             measure_survival=False, on_step=on_step,
         )  # fmt: skip
         callback.on_step_begin(None, None, None)
-        loop.run_training(model, run, resume=False)
+        loop.run_training(model, run)
 
 
 class PlainBlock(nn.Module):

@@ -43,12 +43,12 @@ def train(out: Path, kind: str) -> None:
     common = {"blocks": blocks, "plan": plan, "seed": 0, "folder": out, "held_out": held_out}
     if kind == "probe":
         model = patch(make_model("gpt_neox"), PreProjectionConfig(content_skip=True, dropout=0.1), seed=0)
-        result = train_probe(model, Run(TrainingSettings(**SETTINGS), **common), resume=True)
+        result = train_probe(model, Run(TrainingSettings(**SETTINGS), **common))
     else:
         config = make_config("gpt2", resid_pdrop=0.1)
         model = build_scratch(config, ScratchSettings(query={"path": "nonlinear", "fused": True}), seed=0)
         settings = PretrainSettings(**SETTINGS, diagnose_every=2, diverged_above=20.0)
-        result = pretrain(model, Run(settings, **common), resume=True)
+        result = pretrain(model, Run(settings, **common))
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     torch.save({"trained": trained, "survival": result.update_survival, "best": result.best_step}, out / "end.pt")
 

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 train_on_processes.py ROOT '{"name": {"micro_batch_size": 1, ...}, ...}'
 
-Besides training settings a scenario may hold ``fsdp: true``, ``resume: true``, ``dtype`` (the base's), ``stack: true``
+Besides training settings a scenario may hold ``fsdp: true``, ``dtype`` (the base's), ``stack: true``
 (one of all further methods, off their initial values) and ``kill: N``: the last process ends itself by SIGKILL in its
 N-th forward pass. With ``query``, a query path, a whole GPT-2 is pretrained instead; ``spoil: N`` makes the last
 process's N-th forward pass return NaN there.
@@ -51,10 +51,10 @@ FSDP = {
 def train(out: Path, scenario: dict) -> None:
     """Run one scenario in ``out``; the model's parts are saved and compared with what lies on disk."""
     chosen = dict(scenario)
-    fsdp, resume, kill = (chosen.pop(key, None) for key in ("fsdp", "resume", "kill"))
+    fsdp, kill = (chosen.pop(key, None) for key in ("fsdp", "kill"))
     os.environ.update(FSDP if fsdp else dict.fromkeys(FSDP, "false"))
     if "query" in chosen:
-        train_from_scratch(out, chosen, resume=bool(resume))
+        train_from_scratch(out, chosen)
         return
     dtype = getattr(torch, chosen.pop("dtype", "float32"))
     state = start_processes()
@@ -72,14 +72,14 @@ def train(out: Path, scenario: dict) -> None:
     steps = chosen.get("steps", STEPS)
     plan = draw_plan(blocks=len(blocks), steps=steps, batch_size=BATCH, seed=3)
     settings = TrainingSettings(**{**SETTINGS, **chosen})
-    result = train_probe(model, Run(settings, blocks, plan, 0, out, held_out=held_out), resume=bool(resume))
+    result = train_probe(model, Run(settings, blocks, plan, 0, out, held_out=held_out))
     assert hash_weights(model) == before
     if state.is_main_process:
         save_patch(model, out / "patch")
     write_result(out, result, kinds, state)
 
 
-def train_from_scratch(out: Path, chosen: dict, *, resume: bool) -> None:
+def train_from_scratch(out: Path, chosen: dict) -> None:
     """Pretrain with the query path of a scenario, in ``out``."""
     state = start_processes()
     query, spoil = chosen.pop("query"), chosen.pop("spoil", None)
@@ -91,7 +91,7 @@ def train_from_scratch(out: Path, chosen: dict, *, resume: bool) -> None:
     blocks, held_out = make_blocks(vocabulary=96), make_blocks(vocabulary=96, documents=30, seed=1)
     plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=3)
     settings = PretrainSettings(**{**SETTINGS, **chosen})
-    result = pretrain(model, Run(settings, blocks, plan, 0, out, held_out=held_out), resume=resume)
+    result = pretrain(model, Run(settings, blocks, plan, 0, out, held_out=held_out))
     write_result(out, result, kinds, state)
 
 

@@ -54,18 +54,17 @@ def make_blocks(
 
 
 def run_probe(model: PreTrainedModel, blocks: TokenBlocks, folder: Any, **values: Any) -> TrainResult:
-    """Train a patched model for 8 steps; ``values`` are other settings, other parts of the run, and ``resume``."""
+    """Train a patched model for 8 steps; ``values`` are other settings or other parts of the run."""
     settings, given = _split(TrainingSettings, {"steps": 8, **values})
     plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=3)
-    resume, given = given.pop("resume", False), {"blocks": blocks, "plan": plan, "folder": folder} | given
-    return train_probe(model, Run(settings, **given), resume=resume)
+    return train_probe(model, Run(settings, **{"blocks": blocks, "plan": plan, "folder": folder} | given))
 
 
 def run_pretrain(model: PreTrainedModel, blocks: TokenBlocks, folder: Any, **values: Any) -> TrainResult:
     """Pretrain a model for 6 steps; ``values`` are other settings, parts of the run, and arguments of `pretrain`."""
     settings, given = _split(PretrainSettings, {"steps": 6, **values})
     plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=0)
-    options = {name: given.pop(name) for name in ("resume", "tokenizer", "save") if name in given}
+    options = {name: given.pop(name) for name in ("tokenizer", "save") if name in given}
     return pretrain(model, Run(settings, **{"blocks": blocks, "plan": plan, "folder": folder} | given), **options)
 
 

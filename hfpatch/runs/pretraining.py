@@ -146,5 +146,5 @@ def train_model(
     require_causal(model, "architecture")
     training = setup.training(run, recipe.training, identity, progress)
     check_blocks(model, training.blocks, training.held_out)
-    outcome = train_from_scratch(model, training, resume=True, tokenizer=setup.tokenizer, save=not run.point)
+    outcome = train_from_scratch(model, training, tokenizer=setup.tokenizer, save=not run.point)
     return model, outcome

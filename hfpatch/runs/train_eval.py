@@ -262,7 +262,7 @@ class TrainEvalSession:
                 settings = setup.recipe_of(run).training
                 progress.started(run.name, settings.steps)
                 model = stack.enter_context(setup.patched(run))
-                outcome = train_probe(model, setup.training(run, settings, identity, progress), resume=True)
+                outcome = train_probe(model, setup.training(run, settings, identity, progress))
                 if PartialState().is_main_process and outcome.diverged_step is None and not run.point:
                     save_patch(model, run.paths.patch)
             else:

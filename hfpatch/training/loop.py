@@ -48,8 +48,8 @@ from hfpatch.training.validation import autocast_context, mean_loss
 COMPILE_BACKEND = "inductor"
 
 
-def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResult:
-    """Train to the end of the plan, from the newest checkpoint where there is one and ``resume`` is set.
+def run_training(model: PreTrainedModel, run: Run) -> TrainResult:
+    """Train to the end of the plan, from the newest checkpoint in the run's folder where there is one.
 
     Raises:
         HfpatchError: if the launcher asks for mixed precision, the folder holds another run, the batch cannot be
@@ -60,7 +60,7 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
     start_processes()
     check_run(model, run)
     check_trackers(run.settings.report_to)
-    open_folder(run, resume=resume)
+    open_folder(run)
     if run.checkpoint is not None:
         load_trainables(run.checkpoint, trainable_parameters(model))
     speed_limit = tokens_per_s_at_most(model, PartialState(), run.settings.autocast)

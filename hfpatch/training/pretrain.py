@@ -28,13 +28,12 @@ def pretrain(
     model: PreTrainedModel,
     run: Run,
     *,
-    resume: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
     save: bool = True,
 ) -> TrainResult:
     """Train all of ``model`` in float32, in place, and with ``save`` write it, with a card, as ``model/``.
 
-    The evaluation loss is measured before the first step too. A run that diverges ends there, with a result:
+    Training continues from the newest checkpoint in the run's folder. The evaluation loss is measured before the first step too. A run that diverges ends there, with a result:
     ``diverged_step`` names the step, its line is the last of metrics.jsonl, no model is written, and resuming returns
     the same result at once.
 
@@ -42,7 +41,6 @@ def pretrain(
         model: one of :func:`hfpatch.training.architecture.build_model`, or one to train further.
         run: the training, whose settings are `PretrainSettings`; ``origin`` has the hashes of the tokenizer and of the
             architecture.
-        resume: continue from the newest checkpoint in the run's folder; without one, start again.
         tokenizer: is saved beside the model.
         save: whether to write the model.
 
@@ -61,7 +59,7 @@ def pretrain(
         measure_survival=False,
         diagnose_every=settings.diagnose_every if query_paths_with_f(model) else None,
     )
-    result = run_training(model, run, resume=resume)
+    result = run_training(model, run)
     if save and result.diverged_step is None and PartialState().is_main_process:
         shows_progress = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()

@@ -17,8 +17,8 @@ from hfpatch.training.optim import cast_trainables, trainable_parameters
 from hfpatch.training.run import Run
 
 
-def train_probe(model: PreTrainedModel, run: Run, *, resume: bool = False) -> TrainResult:
-    """Train the parameters of ``model`` that are not frozen, in place.
+def train_probe(model: PreTrainedModel, run: Run) -> TrainResult:
+    """Train the parameters of ``model`` that are not frozen, in place, from the newest checkpoint in the run's folder.
 
     With ``on_bad_loss`` at ``record`` a run whose loss or gradient is not finite ends there; ``diverged_step`` of the
     result names the step, and resuming returns the same result at once.
@@ -27,7 +27,6 @@ def train_probe(model: PreTrainedModel, run: Run, *, resume: bool = False) -> Tr
         model: a patched model (or any with some parameters frozen); ``trainable_dtype`` is applied here.
         run: the training, whose settings are `TrainingSettings`; without an ``origin`` it gets the hash of the frozen
             parameters.
-        resume: continue from the newest checkpoint in the run's folder; without one, start again.
 
     Raises:
         HfpatchError: if nothing is trainable, or as :func:`hfpatch.training.loop.run_training`.
@@ -47,4 +46,4 @@ def train_probe(model: PreTrainedModel, run: Run, *, resume: bool = False) -> Tr
     if not run.origin:
         frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
         run = replace(run, origin={"frozen": hash_tensors(frozen)})
-    return run_training(model, run, resume=resume)
+    return run_training(model, run)

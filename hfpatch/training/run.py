@@ -193,16 +193,14 @@ def check_context(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBl
         )
 
 
-def open_folder(run: Run, *, resume: bool) -> None:
+def open_folder(run: Run) -> None:
     """Find the checkpoint to continue from; only the first process changes the folder.
 
     Raises:
-        HfpatchError: if it holds a run that is not to be resumed or is another one, the processes see different folders
-            or data, or DeepSpeed cannot do what is asked; the run in the folder is then as it was.
+        HfpatchError: if it holds another run, the processes see different folders or data, or DeepSpeed cannot do what
+            is asked; the run in the folder is then as it was.
     """
     state = PartialState()
-    if not resume and run.metrics.path.exists():
-        raise HfpatchError(f"{run.folder}: holds a run already; resume it or choose another folder")
     if state.is_main_process:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         for half_written in run.checkpoints.glob(".step-*"):

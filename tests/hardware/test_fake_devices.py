@@ -161,10 +161,10 @@ def test_a_run_trains_evaluates_and_resumes_on_the_device(tmp_path, accelerate_o
     blocks = make_blocks(documents=12)
     plan = draw_plan(blocks=len(blocks), steps=2, batch_size=2, seed=0)
 
-    def train(device, folder, on_step=None, *, resume=False):
+    def train(device, folder, on_step=None):
         model = patched(family, name, device, dtype)
         run = Run(settings, blocks, plan, 0, tmp_path / folder, held_out=blocks.head(1), on_step=on_step)
-        train_probe(model, run, resume=resume)
+        train_probe(model, run)
         assert {value.device for value in model.parameters()} == {torch.device(device)}
         return model
 
@@ -176,7 +176,7 @@ def test_a_run_trains_evaluates_and_resumes_on_the_device(tmp_path, accelerate_o
         if resumed:
             with pytest.raises(KeyboardInterrupt):
                 train("cuda:0", "cut", on_step=stop)
-            model = train("cuda:0", "cut", resume=True)
+            model = train("cuda:0", "cut")
             assert all(torch.equal(*pair) for pair in zip(model.parameters(), whole.parameters(), strict=True))
             assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     AcceleratorState._reset_state(reset_partial_state=True)

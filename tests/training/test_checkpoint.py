@@ -157,10 +157,10 @@ def test_a_run_does_not_go_on_with_another_base_or_method(patched, blocks, tmp_p
     run(patched(), origin=origin)
     (tmp_path / "checkpoints" / "step-00000001").mkdir()  # a kill while it was removed, after the last save
     (tmp_path / "checkpoints" / ".step-00000003.abc.tmp").mkdir()  # and one while another was written
-    run(patched(), origin=origin, resume=True)
+    run(patched(), origin=origin)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
     other = patched()
     next(value for value in other.parameters() if not value.requires_grad).data[3, 5] += 0.25
     changed, name = ({**origin, "method": "c"}, "method") if origin else (None, "frozen")
     with pytest.raises(HfpatchError, match=rf"step-00000002: the checkpoint is of a run with another origin.{name} \("):
-        run(other, origin=changed, resume=True)
+        run(other, origin=changed)

@@ -73,7 +73,7 @@ def test_sigterm_finishes_the_step_saves_and_leaves(patched, tmp_path, monkeypat
     folders = [path.name for path in (tmp_path / "broken" / "checkpoints").iterdir()]
     assert folders == [f"step-{caught.value.step:08d}"]
     assert len(metrics_of(tmp_path / "broken")) == caught.value.step in (3, 4)
-    run(resumed, folder=tmp_path / "broken", resume=True)
+    run(resumed, folder=tmp_path / "broken")
     assert same(trainables(straight), trainables(resumed))
     assert [line["loss"] for line in metrics_of(tmp_path / "broken")] == [
         line["loss"] for line in metrics_of(tmp_path / "straight")
@@ -89,7 +89,7 @@ def test_sigterm_in_the_last_step_is_not_forgotten(patched, tmp_path):
 
     with pytest.raises(Terminated), sigterm_answered_by(leave):
         run(whole, tmp_path, on_step=on_step)
-    run(resumed, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"))
+    run(resumed, tmp_path, on_step=lambda record: pytest.fail("trained again"))
     assert same(trainables(whole), trainables(resumed))
 
 
@@ -164,6 +164,6 @@ def test_early_stopping_ends_with_the_best_weights_and_resumes_to_its_end(patche
     assert result.steps == len(measured) == best + 2 < STEPS
     assert (result.best_step, result.best_eval_loss) == (best, min(measured))
     assert same(trainables(model), load(tmp_path, best))
-    repeated = run(again, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"), **options)
+    repeated = run(again, tmp_path, on_step=lambda record: pytest.fail("trained again"), **options)
     assert same(trainables(model), trainables(again))
     assert repeated.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}

@@ -42,7 +42,7 @@ def runs(tmp_path_factory):
         scenarios = {
             f"{stage}": {"micro_batch_size": 1, "keep_best": True},
             f"{stage}-stack": {"stack": True, "steps": 2, "micro_batch_size": 1, "gradient_checkpointing": True},
-            f"{stage}-resumed": {"resume": True, "save_every": 3},
+            f"{stage}-resumed": {"save_every": 3},
         }
         config = TESTS.parent / "docs" / "accelerate" / f"deepspeed-zero{stage}-cpu.yaml"
         command = [PYTHON, "-m", "accelerate.commands.launch", "--config_file", config]

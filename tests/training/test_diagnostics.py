@@ -170,7 +170,7 @@ def test_missing_lines_are_refused(tmp_path):
     whole = (tmp_path / "diagnostics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "diagnostics.jsonl").write_text("".join(whole[:4]))
     with pytest.raises(HfpatchError, match=r"diagnostics\.jsonl: lines up to step 6 are missing"):
-        run(made(), tmp_path, resume=True, diagnose_every=2)
+        run(made(), tmp_path, diagnose_every=2)
 
 
 def test_a_diverged_run_is_measured_where_it_ended(tmp_path):
@@ -178,7 +178,7 @@ def test_a_diverged_run_is_measured_where_it_ended(tmp_path):
     result = run(made(), tmp_path, **values)
     assert 0 < result.diverged_step < STEPS
     assert {line["step"] for line in metrics_of(tmp_path, "diagnostics")} >= {0, result.diverged_step}
-    again = run(made(), tmp_path, resume=True, **values)
+    again = run(made(), tmp_path, **values)
     assert again.diverged_step == result.diverged_step
 
 
@@ -188,7 +188,7 @@ def test_a_model_without_f_writes_nothing(tmp_path):
     for name, model in {"stock": stock, "identity": identity}.items():
         run(model, tmp_path / name, diagnose_every=2)
         assert not (tmp_path / name / "diagnostics.jsonl").exists()
-        run(model, tmp_path / name, diagnose_every=2, resume=True)
+        run(model, tmp_path / name, diagnose_every=2)
 
 
 def test_what_is_no_number_is_null(tmp_path):

@@ -79,7 +79,7 @@ def test_it_ends_the_run_with_its_step_and_no_model(base, blocks, tmp_path, fact
     assert ("loss" in lines[4]) == math.isfinite(factor)
     assert not (tmp_path / "model").exists()
     again = run(
-        base(), blocks, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"),
+        base(), blocks, tmp_path, on_step=lambda record: pytest.fail("trained again"),
         diverged_above=bound, held_out=blocks.head(3), evaluate_every=1,
     )  # fmt: skip
     assert again.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}

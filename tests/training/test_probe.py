@@ -100,7 +100,7 @@ def test_metrics_and_result_which_a_finished_run_returns_again(patched, blocks, 
     assert 10**8 < result.peak_memory_bytes < 10**11
     assert json.loads(json.dumps(result.to_json()))["steps"] == STEPS
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "checkpoints"}
-    repeated = run(again, blocks, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"))
+    repeated = run(again, blocks, tmp_path, on_step=lambda record: pytest.fail("trained again"))
     assert same(trainables(first), trainables(again))
     assert repeated.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
     assert capfd.readouterr() == ("", "")
@@ -122,7 +122,7 @@ def test_a_killed_run_resumes_bit_equal(patched, blocks, tmp_path, killed, saved
         run(broken, blocks, tmp_path / "broken", save_every=2, on_step=killed_after(killed))
     assert len(losses(tmp_path / "broken")) == killed
     records = []
-    result = run(resumed, blocks, tmp_path / "broken", save_every=2, resume=True, on_step=records.append)
+    result = run(resumed, blocks, tmp_path / "broken", save_every=2, on_step=records.append)
     assert [record.step for record in records] == list(range(saved + 1, STEPS + 1))
     strip = [{**line, "seconds": 0} for line in metrics_of(tmp_path / "broken")]
     assert strip == [{**line, "seconds": 0} for line in metrics_of(tmp_path / "straight")]
@@ -173,7 +173,7 @@ def test_a_loss_of_nan_stops_and_names_step_and_blocks(patched, blocks, tmp_path
     assert result.diverged_step == result.steps == first
     other = patched()
     other.get_input_embeddings().weight.data[63] = float("nan")
-    again = run(other, bad, tmp_path / "record", resume=True, on_step=lambda _: pytest.fail("trained again"))
+    again = run(other, bad, tmp_path / "record", on_step=lambda _: pytest.fail("trained again"))
     assert again.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
 
 
@@ -226,28 +226,26 @@ def test_a_run_keeps_its_library_for_matrix_products(patched, blocks, tmp_path, 
         run(patched(), blocks, tmp_path / "cut", plan=plan, save_every=2, on_step=killed_after(5))
     monkeypatch.setenv("HFPATCH_MATMUL", "mkl")
     with pytest.raises(HfpatchError, match="HFPATCH_MATMUL is 'mkl', but the run was begun with onednn"):
-        run(patched(), blocks, tmp_path / "cut", plan=plan, save_every=2, resume=True)
+        run(patched(), blocks, tmp_path / "cut", plan=plan, save_every=2)
     monkeypatch.setenv("HFPATCH_MATMUL", "auto")  # which would be mkl, as the model is small
     resumed = patched()
-    assert run(resumed, blocks, tmp_path / "cut", plan=plan, save_every=2, resume=True).matmul == "onednn"
+    assert run(resumed, blocks, tmp_path / "cut", plan=plan, save_every=2).matmul == "onednn"
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert same(trainables(resumed), trainables(model))
 
 
 def test_another_run_in_the_folder_is_refused(patched, blocks, tmp_path):
     run(patched(), blocks, tmp_path, save_every=4)
-    with pytest.raises(HfpatchError, match="holds a run already"):
-        run(patched(), blocks, tmp_path)
     with pytest.raises(HfpatchError, match=r"a run with another settings.lr \(0.01, now 0.02\)"):
-        run(patched(), blocks, tmp_path, resume=True, lr=2e-2)
+        run(patched(), blocks, tmp_path, lr=2e-2)
     with pytest.raises(HfpatchError, match=r"another settings.batch_size \(4, now 2\)"):
-        run(patched(), blocks, tmp_path, resume=True, batch_size=2)
+        run(patched(), blocks, tmp_path, batch_size=2)
     other = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=4)
     with pytest.raises(HfpatchError, match="a run with another batch plan"):
-        run(patched(), blocks, tmp_path, resume=True, plan=other)
+        run(patched(), blocks, tmp_path, plan=other)
     with pytest.raises(HfpatchError, match="a run with another seed"):
-        run(patched(), blocks, tmp_path, resume=True, seed=1)
-    run(patched(), blocks, tmp_path, resume=True, micro_batch_size=1)
+        run(patched(), blocks, tmp_path, seed=1)
+    run(patched(), blocks, tmp_path, micro_batch_size=1)
 
 
 def test_tensor_groups_have_their_own_dtype(tmp_path, blocks, base):

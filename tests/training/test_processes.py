@@ -53,11 +53,11 @@ def launched(tmp_path_factory):
         scenarios = {
             "ddp-2": {"micro_batch_size": 2},
             "ddp-1": {"micro_batch_size": 1, "save_every": 3, "keep_checkpoints": 2},
-            "ddp-resumed": {"resume": True, "save_every": 3},
+            "ddp-resumed": {"save_every": 3},
             "ddp-best": {"keep_best": True, "patience": 1, "evaluate_every": 1},
             "fsdp-2": {"fsdp": True, "micro_batch_size": 2, "save_every": 3, "keep_checkpoints": 2},
             "fsdp-1": {"fsdp": True, "micro_batch_size": 1},
-            "fsdp-resumed": {"fsdp": True, "resume": True, "save_every": 3},
+            "fsdp-resumed": {"fsdp": True, "save_every": 3},
             "fsdp-skipped": {"fsdp": True, "on_bad_loss": "skip", "gradient_checkpointing": True},
             "half-ddp": {"dtype": "bfloat16"},
             "half-fsdp": {"fsdp": True, "dtype": "bfloat16"},
@@ -84,7 +84,7 @@ def launched(tmp_path_factory):
         for name in ("ddp-1", "fsdp-2"):  # and the other way about
             shutil.copytree(root / name, root / f"{name}-one")
             shutil.rmtree(root / f"{name}-one" / "checkpoints" / "step-00000006")
-            train(root / f"{name}-one", {"resume": True, "save_every": 3})
+            train(root / f"{name}-one", {"save_every": 3})
     return root, ended, seconds
 
 
@@ -252,7 +252,7 @@ def test_a_machine_dies_and_the_other_goes_on_alone(tmp_path):
     assert not (root / "killed" / "result.json").exists()
     assert sorted(path.name for path in (root / "killed" / "checkpoints").glob("step-*"))[-1] == "step-00000004"
     before = (root / "killed" / "metrics.jsonl").read_text().splitlines()[:4]
-    train(root / "killed", {**options, "resume": True})  # one machine fewer
+    train(root / "killed", options)  # one machine fewer
     assert (root / "killed" / "metrics.jsonl").read_text().splitlines()[:4] == before  # these were not repeated
     train(root / "one", options)
     for name in ("whole", "killed"):

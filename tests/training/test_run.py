@@ -34,9 +34,9 @@ def test_processes_that_see_different_things_are_refused(tmp_path, monkeypatch, 
     monkeypatch.setitem(state.__dict__, "num_processes", 2)
     monkeypatch.setattr("hfpatch.training.run.gather_object", lambda gathered: [*gathered, other])
     with pytest.raises(HfpatchError, match=message):
-        open_folder(run, resume=False)
+        open_folder(run)
     monkeypatch.setattr("hfpatch.training.run.gather_object", lambda gathered: [*gathered, *gathered])
-    open_folder(run, resume=False)
+    open_folder(run)
 
 
 def test_processes_share_a_batch_in_whole_micro_batches(tmp_path):
@@ -55,7 +55,7 @@ def test_blocks_longer_than_the_context_are_refused_before_anything_is_written(t
     longer = dataclasses.replace(run, **{part: make_blocks(block_size=25)})
     longer.plan = draw_plan(blocks=len(longer.blocks), steps=3, batch_size=16, seed=0)
     with pytest.raises(HfpatchError, match=r"blocks of 25 tokens \(data.block_size\) are longer than .* context of 24"):
-        run_training(model, longer, resume=False)
+        run_training(model, longer)
     assert list(tmp_path.iterdir()) == []
     check_blocks(base("bloom"), make_blocks(layout="stream"))  # without a limit
 

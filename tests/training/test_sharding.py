@@ -82,7 +82,7 @@ def test_a_run_does_not_go_on_under_deepspeed(patched, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     steps = (tmp_path / "metrics.jsonl").read_bytes()
     with pytest.raises(HfpatchError, match=r"step-00000002: a run under DeepSpeed cannot be resumed"):
-        run(patched(), tmp_path, resume=True)
+        run(patched(), tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == steps
 
 
