@@ -33,9 +33,9 @@ def pretrain(
 ) -> TrainResult:
     """Train all of ``model`` in float32, in place, and with ``save`` write it, with a card, as ``model/``.
 
-    Training continues from the newest checkpoint in the run's folder. The evaluation loss is measured before the first step too. A run that diverges ends there, with a result:
-    ``diverged_step`` names the step, its line is the last of metrics.jsonl, no model is written, and resuming returns
-    the same result at once.
+    Training continues from the newest checkpoint in the run's folder. The evaluation loss is measured before the first
+    step too. A run that diverges ends there, with a result: ``diverged_step`` names the step, its line is the last of
+    metrics.jsonl, no model is written, and resuming returns the same result at once.
 
     Args:
         model: one of :func:`hfpatch.training.architecture.build_model`, or one to train further.
