@@ -370,7 +370,8 @@ def push(
 ) -> None:
     """Put a run with its report and patches on the hub.
 
-    Checkpoints and the per-document records, which hold text of the data sets, stay here.
+    Checkpoints and the per-document records, which hold text of the data sets, stay here. What an earlier push put into
+    the repository is replaced; other files there stay.
 
     Example: hfpatch push runs/quickstart --to me/quickstart --method pre_projection
     """
@@ -378,7 +379,7 @@ def push(
     from hfpatch.sharing import push as run_push
 
     pushed = run_push(folder, to, method=method, seed=seed, private=private, dry_run=dry_run)
-    print("\n".join(pushed.files))
+    print(*pushed.files, *(f"removed: {name}" for name in pushed.removed), sep="\n")
     print(f"{len(pushed.files)} files, not sent" if pushed.url is None else f"pushed: {pushed.url}")
 
 

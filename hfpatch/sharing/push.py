@@ -5,20 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HFValidationError
+from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, but not listed
 
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.sharing.contents import contents
 
+_TITLE = "Upload with hfpatch"
+"""How the title of every push's commit begins, by which a later push tells its files from those of others."""
+
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where a folder went and which files; ``url`` is None where nothing was sent."""
+    """Where a folder went, which files, and which of earlier ones were removed; without ``url`` nothing was sent."""
 
     url: str | None
     files: tuple[str, ...]
+    removed: tuple[str, ...] = ()
 
 
 def push(
@@ -31,6 +36,9 @@ def push(
     dry_run: bool = False,
 ) -> Pushed:
     """Put a run, a patch or an export on the hub, in one commit of a model repository, created if it does not exist.
+
+    It replaces what was pushed there before: such files that this folder does not have are removed, while those that
+    came to the repository in another way, or were edited there since, stay.
 
     Args:
         folder: a folder written by `compare`, `save_patch` or `export`; see :func:`hfpatch.sharing.contents.contents`.
@@ -53,15 +61,26 @@ def push(
     shared = contents(folder, method=method, seed=seed, repo_id=repo_id)
     if dry_run:
         return Pushed(None, tuple(sorted(shared)))
-    api, message = HfApi(), f"Upload {folder.resolve().name}"
+    api = HfApi()
     try:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.repo_info(repo_id).private:
             raise HfpatchError(
                 f"{repo_id}: exists and is public; make it private on the hub first, or name another one"
             )
-        operations = [CommitOperationAdd(name, file) for name, file in sorted(shared.items())]
-        commit = api.create_commit(repo_id, operations, commit_message=message)
+        removed = sorted(
+            file.path
+            for file in api.list_repo_tree(repo_id, recursive=True, expand=True)
+            if isinstance(file, RepoFile)
+            and file.last_commit is not None
+            and file.last_commit.title.startswith(_TITLE)
+            and file.path not in (*shared, ".gitattributes")  # which the hub changes in the same commit
+        )
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [
+            *(CommitOperationAdd(name, file) for name, file in sorted(shared.items())),
+            *(CommitOperationDelete(name) for name in removed),
+        ]
+        commit = api.create_commit(repo_id, operations, commit_message=f"{_TITLE}: {folder.resolve().name}")
     except HfpatchError:
         raise
     except Exception as error:  # the client's HTTP library, and so its exceptions, depend on its version
@@ -69,4 +88,4 @@ def push(
             f"{repo_id}: the hub refused the upload ({first_line(error)}); check the name, `hf auth login`, the "
             "network and HF_HUB_OFFLINE"
         ) from error
-    return Pushed(str(commit.repo_url), tuple(sorted(shared)))
+    return Pushed(str(commit.repo_url), tuple(sorted(shared)), tuple(removed))

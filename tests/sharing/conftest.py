@@ -22,11 +22,13 @@ class Server(ThreadingHTTPServer):
         requests: every request: method, path, body.
         private: the names of the repositories that were made private.
         refusal: what it answers to everything that is sent to it; None takes it.
+        titles: that of the last commit of each file of a repository.
     """
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories, self.stored, self.requests, self.private, self.refusal = {}, {}, [], set(), None
+        self.titles = {}
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.environment = {**os.environ, "HF_ENDPOINT": self.address, "HF_TOKEN": "hf_none", "HF_HUB_OFFLINE": "0"}
         self.environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}  # files go by plain HTTP
@@ -37,11 +39,19 @@ class Server(ThreadingHTTPServer):
         self.repositories[kind, name] = {path: file.read_bytes() for path, file in files.items()}
 
     def commit(self, repository, lines):
-        files = self.repositories.setdefault(repository, {})
-        for value in (line["value"] for line in lines if line["key"] == "file"):
-            files[value["path"]] = base64.b64decode(value["content"])
-        for value in (line["value"] for line in lines if line["key"] == "lfsFile"):
-            files[value["path"]] = self.stored[value["oid"]]
+        files, titles = self.repositories.setdefault(repository, {}), self.titles.setdefault(repository, {})
+        for key, value in [(line["key"], line["value"]) for line in lines]:
+            if key == "header":
+                title = value["summary"]
+                continue
+            titles[value["path"]] = title
+            if key == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif key == "lfsFile":
+                files[value["path"]] = self.stored[value["oid"]]
+            else:
+                assert key == "deletedFile"
+                del files[value["path"]]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -83,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.server.requests.append((self.command, self.path, None))
-        _, name, files, rest = self._repository()
+        kind, name, files, rest = self._repository()
         if files is None:
             self._nothing("RepoNotFound")
         elif rest[:1] == ["resolve"]:
@@ -94,8 +104,14 @@ class Handler(BaseHTTPRequestHandler):
                 tag = f'"{hashlib.sha256(body).hexdigest()}"'
                 self._answer(body, headers={"X-Repo-Commit": COMMIT, "ETag": tag})
         elif rest[:1] == ["tree"]:
-            sizes = {path: {"size": len(body), "oid": hashlib.sha1(body).hexdigest()} for path, body in files.items()}
-            self._answer([{"type": "file", "path": path, **size} for path, size in sizes.items()])
+            facts = {path: {"size": len(body), "oid": hashlib.sha1(body).hexdigest()} for path, body in files.items()}
+            if "expand=true" in self.path.lower():
+                for path, title in self.server.titles.get((kind, name), {}).items():
+                    commit = {"id": COMMIT, "title": title, "date": "2026-01-01T00:00:00.000Z"}
+                    facts.get(path, {})["lastCommit"] = commit
+            folders = {path.rpartition("/")[0] for path in files if "/" in path}
+            entries = [{"type": "directory", "path": path, "oid": COMMIT} for path in folders]
+            self._answer([*entries, *({"type": "file", "path": path, **fact} for path, fact in facts.items())])
         elif rest[:1] in ([], ["revision"]):
             siblings = [{"rfilename": path} for path in files]
             self._answer(

@@ -126,6 +126,28 @@ def test_a_public_repository_is_not_taken_for_a_private_push(hub, run, reach, ca
     assert hub.repositories["models", "me/old"] == before
 
 
+def test_a_push_replaces_the_one_before_and_keeps_files_of_others(hub, run, reach, capsys):
+    """Scores of a model that is no longer there are gone, and so are its parts; what came by another commit stays."""
+    reach(hub.address)
+    shutil.copytree(run / "runs/lora/seed-0/patch", run / "runs/other/seed-0/patch")
+    repository = "models", "me/patch"
+    own = {".gitattributes": b"* text", ".eval_results/mine.yaml": b"[]", "figures/mine.png": b"png"}
+    earlier = [".eval_results/arc_easy.yaml", "other/adapter_model.safetensors", "runs/lora/seed-0/metrics.jsonl"]
+    assert main(["push", str(run), "--to", "me/patch"]) == 0
+    title = hub.titles[repository]["report.html"]
+    files = {**dict.fromkeys(earlier, b"x"), ".gitattributes": b"by the hub, for large files"}
+    hub.repositories[repository] |= {**own, **files}
+    hub.titles[repository] |= {**dict.fromkeys(own, "Upload mine"), **dict.fromkeys(files, title)}
+    capsys.readouterr()
+    assert main(["push", str(run), "--to", "me/patch", "--method", "lora"]) == 0
+    shared = {*contents(run, method="lora", repo_id="me/patch")}
+    assert {*hub.repositories[repository]} == {*shared, *own}
+    lines = capsys.readouterr().out.splitlines()
+    assert {f"removed: {name}" for name in earlier} <= {*lines}
+    assert "removed: runs/lora/seed-1/patch/patch.json" in lines
+    assert not [line for line in lines if "mine" in line]
+
+
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
 def test_no_network_is_one_line(run, reach, endpoint):
     reach(endpoint)
