@@ -378,7 +378,8 @@ def push(
     quiet_libraries()
     from hfpatch.sharing import push as run_push
 
-    pushed = run_push(folder, to, method=method, seed=seed, private=private, dry_run=dry_run)
+    with interruptible(f"the files go in one commit, so {to} has all of them or none; the same command sends them"):
+        pushed = run_push(folder, to, method=method, seed=seed, private=private, dry_run=dry_run)
     print(*pushed.files, *(f"removed: {name}" for name in pushed.removed), sep="\n")
     print(f"{len(pushed.files)} files, not sent" if pushed.url is None else f"pushed: {pushed.url}")
 

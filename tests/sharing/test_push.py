@@ -148,6 +148,18 @@ def test_a_push_replaces_the_one_before_and_keeps_files_of_others(hub, run, reac
     assert not [line for line in lines if "mine" in line]
 
 
+@pytest.mark.parametrize("call", ["create_repo", "list_repo_tree", "create_commit"])
+def test_an_interrupted_push_says_what_is_on_the_hub(hub, run, reach, capsys, monkeypatch, call):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    reach(hub.address)
+    monkeypatch.setattr(HfApi, call, interrupt)
+    assert main(["push", str(run), "--to", "me/run"]) == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hfpatch: interrupted; the files go in one commit, so me/run has all of them or none")
+
+
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
 def test_no_network_is_one_line(run, reach, endpoint):
     reach(endpoint)
