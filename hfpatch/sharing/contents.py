@@ -19,7 +19,7 @@ from hfpatch.results.folder import load_results
 from hfpatch.support.files import read_json
 from hfpatch.surgery.card import shown_base
 from hfpatch.surgery.manifest import MODELS_OF_RUN, PATCHES_OF_RUN, read_manifest
-from hfpatch.surgery.part_files import read_tensors
+from hfpatch.surgery.part_files import PICKLE, read_tensors, require_whole
 
 Contents = dict[str, Path | bytes]
 """Files for the hub: the path there -> the file, or its bytes."""
@@ -53,8 +53,8 @@ def contents(
         repo_id: where it goes, which the scores name as their source; None leaves them out.
 
     Raises:
-        HfpatchError: if the folder is none of these, a study or has no such patch, a patch is damaged, or if a seed is
-            given without a method.
+        HfpatchError: if the folder is none of these, a study or has no such patch, a patch or a model is damaged, or
+            if a seed is given without a method.
     """
     if not (folder / "results.json").is_file():
         if method is not None or seed is not None:
@@ -121,7 +121,8 @@ def _tree(folder: Path, root: Path) -> Contents:
     """Return every file below a folder but hidden ones, Trainer's and compiled code, which holds paths of this machine.
 
     Links that lead out of ``root``, the folder that is shared, are left out. A file that names the base by a path of
-    this machine is changed to name its last part. A patch that could not be loaded is an :class:`HfpatchError`.
+    this machine is changed to name its last part. A patch or a model that could not be loaded is an
+    :class:`HfpatchError`.
     """
     files: Contents = {}
     for path in sorted(folder.rglob("*")):
@@ -131,13 +132,17 @@ def _tree(folder: Path, root: Path) -> Contents:
         if _OF_TRAINER.fullmatch(relative.as_posix()) or not _is_own(path, root):
             continue
         files[relative.as_posix()] = path
+        if path.suffix == ".safetensors":
+            require_whole(path)
         if path.name in ("patch.json", "adapter_config.json"):
             value = read_json(path)
             base, key = value, "base_model_name_or_path"
             if path.name == "patch.json":
                 for part in read_manifest(path).adapters:
-                    read_tensors(path.parent / part.name, part.sha256)  # refuses a damaged one
+                    read_tensors(path.parent / part.name, part.sha256)  # refuses another one
                 base, key = value["base"], "name"
+            elif not (path.parent / PICKLE).is_file():
+                read_tensors(path.parent)  # refuses a folder without any
             if isinstance(name := base.get(key), str) and shown_base(name) != name:
                 base[key] = shown_base(name)
                 files[relative.as_posix()] = (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 import xxhash
 from peft import get_peft_model_state_dict
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
@@ -144,10 +144,17 @@ def read_tensors(folder: Path, sha256: str | None = None) -> dict[str, Tensor]:
         pickle = (folder / PICKLE).is_file()
         why = f"only a pickle ({PICKLE}), which is never loaded; save it again as safetensors" if pickle else "missing"
         raise HfpatchError(f"{path}: {why}")
-    try:
-        tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise HfpatchError(f"{path}: truncated or not safetensors ({error})") from error
+    require_whole(path)
+    tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
     if sha256 is not None and sha256_file(path) != sha256:
         raise HfpatchError(f"{path}: is not the file that {MANIFEST} names (another SHA-256); copy the patch again")
     return tensors
+
+
+def require_whole(path: Path) -> None:
+    """Raise :class:`HfpatchError` if a file of tensors is truncated or not safetensors."""
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise HfpatchError(f"{path}: truncated or not safetensors ({error})") from error

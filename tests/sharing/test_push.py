@@ -308,9 +308,22 @@ def test_a_damaged_patch_is_one_line(text, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("change", [lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-1])])
-def test_a_patch_that_could_not_be_loaded_is_one_line(change, tmp_path, capsys):
-    change(patch_folder(tmp_path) / "lora" / "adapter_model.safetensors")
-    assert "adapter_model.safetensors: " in refused(capsys, "push", tmp_path, "--to", "me/patch", "--dry-run")
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_patch_that_could_not_be_loaded_is_one_line(alone, change, tmp_path, capsys):
+    part = patch_folder(tmp_path) / "lora"
+    change(part / "adapter_model.safetensors")
+    folder = part if alone else tmp_path
+    assert "adapter_model.safetensors: " in refused(capsys, "push", folder, "--to", "me/patch", "--dry-run")
+    (part / "adapter_model.safetensors").unlink(missing_ok=True)
+    (part / "adapter_model.bin").touch()  # as PEFT wrote them once
+    assert {*contents(part)} == {"adapter_config.json", "adapter_model.bin"}
+
+
+def test_a_cut_off_model_is_one_line(tmp_path, capsys):
+    make_model("gpt2").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert f"{file}: truncated or not safetensors (" in refused(capsys, "push", tmp_path, "--to", "me/a", "--dry-run")
 
 
 def test_other_folders_are_refused(tmp_path):
