@@ -13,7 +13,7 @@ from hfpatch.data.plan import BatchPlan, write_plans
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes import training as training_settings
 from hfpatch.recipes.comparison import Recipe, load_recipe
-from hfpatch.recipes.pretraining import StudyRecipe, load_pretraining
+from hfpatch.recipes.pretraining import StudyRecipe, load_study
 from hfpatch.recipes.strict import flatten, shown
 from hfpatch.recipes.tuning import tuning_seed
 from hfpatch.runs.locks import FOLDER as LOCKS
@@ -164,11 +164,11 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
     Raises:
         HfpatchError: if the recipe in the folder cannot be read.
     """
-    load = load_recipe if isinstance(recipe, Recipe) else load_pretraining
-    try:
-        old: AnyRecipe = load(out / "recipe.yaml", trust_code=True)  # its code is not run
+    file = out / "recipe.yaml"
+    try:  # its code is not run
+        old: AnyRecipe = load_study(file, trust_code=True) or load_recipe(file, trust_code=True)
     except HfpatchError as error:
-        raise HfpatchError(f"{error}; hfpatch wrote this file: put it back whole, or choose another --out") from error
+        raise HfpatchError(f"{error}; choose another --out, or put this file back as hfpatch wrote it") from error
     there, here = (flatten(one.model_dump(mode="json")) for one in (old, recipe))
     names = {name for one in (old, recipe) for key in ("methods", "variants") for name in getattr(one, key, ())}
     unrun = [name for name in names if not (out / "runs" / name).exists()]

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-from cli.conftest import RECIPE
+from cli.conftest import RECIPE, refused
 from tiny_runs import without_reports
 
 from hfpatch.__main__ import main
@@ -123,7 +123,14 @@ def test_a_cut_off_recipe_in_a_run_folder_says_how_to_go_on(kind, command, folde
     assert main(list(map(str, COMMANDS[command](folder, recipes)))) == 2
     error = capsys.readouterr().err
     assert "recipe.yaml: " in error
-    assert "put it back whole, or choose another --out" in error
+    assert "choose another --out, or put this file back as hfpatch wrote it" in error
+
+
+@pytest.mark.parametrize(("kind", "command"), [("study", "compare"), ("study", "train"), ("run", "pretrain")])
+def test_a_run_of_another_kind_is_no_damage(kind, command, folders, recipes, capsys):
+    message = refused(capsys, *COMMANDS[command](folders[kind], recipes))
+    assert "contains a run of another recipe (" in message
+    assert message.endswith("; choose another --out")
 
 
 @pytest.mark.parametrize(
