@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -48,11 +49,18 @@ def pretrain(
     with loading_libraries():
         from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import compare
+        from hfpatch.runs.folder import RunPaths
 
     with interruptible(RESUME.format(folder)), choose_progress() as progress:
-        compare(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
+        results = compare(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
     if is_first_process() and variant is None:
         print_report(folder)
+        for name, method in results["methods"].items():
+            for seed, run in method["runs"].items():
+                paths = RunPaths.of(folder, name, seed)
+                if run["train"]["diverged_step"] is None and not paths.model.is_dir():
+                    again = f"delete {paths.root} and {folder / 'results.json'}, then --resume"
+                    warnings.warn(f"{paths.model}: is missing; to train it again {again}", stacklevel=1)
         if len(loaded.variants) == 1:
             print(*(f"model: {model}" for model in sorted(folder.glob("runs/*/seed-*/model"))), sep="\n")
     elif is_first_process():

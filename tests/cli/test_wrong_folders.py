@@ -133,6 +133,19 @@ def test_a_run_of_another_kind_is_no_damage(kind, command, folders, recipes, cap
     assert message.endswith("; choose another --out")
 
 
+def test_a_deleted_model_is_named_and_trained_again(folders, recipes, tmp_path, capsys):
+    out, command = shutil.copytree(folders["study"], tmp_path / "out"), COMMANDS["pretrain"](tmp_path / "out", recipes)
+    run = out / "runs" / "linear" / "seed-0"
+    shutil.rmtree(run / "model")
+    message = f"{run / 'model'}: is missing; to train it again delete {run} and {out / 'results.json'}, then --resume"
+    for expected in (True, False):
+        with without_reports():
+            assert main(list(map(str, command))) == 0
+        assert (message in capsys.readouterr().err) == expected
+        shutil.rmtree(run)
+        (out / "results.json").unlink()
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
