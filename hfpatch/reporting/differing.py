@@ -44,7 +44,7 @@ def evaluated_differently(runs: Mapping[str, Results]) -> Iterator[str]:
     for label, results in runs.items():
         if isinstance(results, ComparisonResults):
             given = results.evaluation
-            made = [run.computed_with for method in results.methods.values() for run in method.runs.values()]
+            made = [run.computed_with for run in results.runs.values()]
         else:
             given, made = results.settings, [results.provenance.get("computed_with")]
         settings[label] = _of_settings("Evaluation", given, FREE_SETTINGS)
@@ -59,7 +59,6 @@ def trained_differently(runs: Mapping[str, ComparisonResults]) -> Iterator[str]:
     values: dict[str, dict[Respect, str]] = {}
     for label, results in runs.items():
         tuning, study, seeds = results.tuning, results.study, results.training.get("seeds")
-        commits = {run.commit for method in results.methods.values() for run in method.runs.values() if run.commit}
         values[label] = {
             **_of_settings("Architecture common to all", study.architecture if study else {}),
             **_of_settings("Tokenizer", study.tokenizer if study else {}),
@@ -71,7 +70,7 @@ def trained_differently(runs: Mapping[str, ComparisonResults]) -> Iterator[str]:
             ("Seeds",): ", ".join(map(str, results.seeds)),
             ("Looks",): ", ".join(map(str, seeds["looks"])) if isinstance(seeds, dict) else "",
             **_of_settings("Environment", results.provenance, ["command", "started", "wall_s"]),
-            ("Commit of the runs",): ", ".join(sorted(commits)),
+            ("Commit of the runs",): ", ".join(sorted(results.commits)),
         }
     yield from differing(values)
     for name in dict.fromkeys(name for results in runs.values() for name in results.methods):

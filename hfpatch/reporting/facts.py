@@ -58,8 +58,7 @@ def gguf_text(gguf: Mapping[str, Any]) -> str:
 
 def environment_facts(results: ComparisonResults) -> list[Fact]:
     """Return where and how the run was made, and the commits of its runs where they differ."""
-    commits = {run.commit for method in results.methods.values() for run in method.runs.values() if run.commit}
-    return provenance_facts(results.provenance, sorted(commits - {_text(results.provenance.get("commit"))}))
+    return provenance_facts(results.provenance, sorted(results.commits - {_text(results.provenance.get("commit"))}))
 
 
 def provenance_facts(provenance: Mapping[str, Any], of_runs: Sequence[str] = ()) -> list[Fact]:

@@ -131,12 +131,11 @@ def _origin_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults) -
         yield f"What is trained is kept in {kept}, which loses small updates."
     if results.provenance.get("matmul") == "fp32":
         yield f"Matrix products: {PRODUCTS['fp32']}."
-    runs = {f"{name}, seed {seed}": run for name, method in methods.items() for seed, run in method.runs.items()}
-    trained = [*runs.values(), *(tuning.trials if tuning is not None else ())]
+    trained = [*results.runs.values(), *(tuning.trials if tuning is not None else ())]
     commits = {run.commit or "unknown" for run in trained}
     if len(commits) > 1:
         yield f"The runs were made with several commits of hfpatch: {', '.join(sorted(commits))}."
-    computed = {name: dict(run.computed_with) for name, run in runs.items() if run.computed_with}
+    computed = {name: dict(run.computed_with) for name, run in results.runs.items() if run.computed_with}
     if results.study is not None:  # whose variants are of several classes
         computed = {name: {**values, "class": None} for name, values in computed.items()}
     yield from computed_differently({name: [values] for name, values in computed.items()})
@@ -167,30 +166,23 @@ def _training_cautions(results: ComparisonResults) -> Iterator[str]:
             "training.keep_best chose each run's weights by their loss on held-out text, so the loss on that text "
             "may be lower than on new text."
         )
-    trained = [
-        (name, seed, run.train)
-        for name, method in results.methods.items()
-        for seed, run in method.runs.items()
-        if run.train is not None
-    ]
-    shares: dict[str, list[float]] = {}
-    for name, _, train in trained:
-        shares.setdefault(name, []).extend(train.update_survival.values())
-    for name, survival in shares.items():
-        if survival and min(survival) < SURVIVAL:
+    for name, method in results.methods.items():
+        if (least := method.least_survival) is not None and least < SURVIVAL:
             yield (
-                f"{name}: as little as {min(survival):.0%} of a tensor's weights really changed in an optimiser step; "
+                f"{name}: as little as {least:.0%} of a tensor's weights really changed in an optimiser step; "
                 "the other updates were too small for the weights' dtype."
             )
-    for name, seed, train in trained:
-        run = f"{name}, seed {seed}"
+    for name, run in results.runs.items():
+        train = run.train
+        if train is None:
+            continue
         if train.diverged_step is not None:
-            yield f"{run}: diverged at step {train.diverged_step}; it has no scores, and no comparison counts it."
+            yield f"{name}: diverged at step {train.diverged_step}; it has no scores, and no comparison counts it."
         if train.skipped_steps:
             updates = "1 update was" if train.skipped_steps == 1 else f"{train.skipped_steps} updates were"
-            yield f"{run}: {updates} left out, the loss or gradient not being finite."
+            yield f"{name}: {updates} left out, the loss or gradient not being finite."
         if train.stopped_early:
-            yield f"{run}: stopped early after {train.steps} steps, so it saw less text."
+            yield f"{name}: stopped early after {train.steps} steps, so it saw less text."
 
 
 def level_of(score: TaskResult | None) -> Level | None:
@@ -331,8 +323,8 @@ def rates_sentence(results: ComparisonResults) -> str:
     for name, method in results.methods.items():
         if name == results.base:
             continue
-        trains = [run.train for run in method.runs.values() if run.train is not None]
-        groups: set[str] = {group_of(tensor) for train in trains for tensor in train.update_survival if tensor != "all"}
+        tensors = {tensor for train in method.trained for tensor in train.update_survival}
+        groups: set[str] = {group_of(tensor) for tensor in tensors - {"all"}}
         settings = results.training | (method.variant.training if method.variant is not None else {})
         for group in groups or {"other", *by_group}:
             rate = by_group[group] if group in by_group else settings["lr"]

@@ -293,6 +293,16 @@ class ComparisonResults(Tabular):
         return {step: (theirs[step] - loss) / theirs[step] for step, loss in ours.items() if theirs.get(step)}
 
     @property
+    def runs(self) -> dict[str, Run]:
+        """Every run by its method and seed, as sentences name it."""
+        return {f"{name}, seed {seed}": run for name, one in self.methods.items() for seed, run in one.runs.items()}
+
+    @property
+    def commits(self) -> set[str]:
+        """The commits of hfpatch that made the runs, as far as they are known."""
+        return {run.commit for run in self.runs.values() if run.commit}
+
+    @property
     def base_loss(self) -> float | None:
         """The base's loss on the text that is held out of the training text, in nats per token, or None."""
         held_out = self.data.get("held_out")
@@ -352,7 +362,7 @@ class ComparisonResults(Tabular):
         """The measure that decides each task."""
         primary = {task: Measure(info.primary, info.higher_is_better) for task, info in self.tasks.items()}
         made = {(one.task, one.metric) for one in self.comparisons}
-        runs = (run for method in self.methods.values() for run in method.runs.values())
+        runs = self.runs.values()
         scored = ((task, metric) for run in runs for task, score in run.evaluation.items() for metric in score.metrics)
         return deciding(primary, made or scored)
 
@@ -366,11 +376,6 @@ class ComparisonResults(Tabular):
                             yield from (of_run | row for row in score_records(score))
             case "methods":
                 for name, method in self.methods.items():
-                    trained = [run.train for run in method.runs.values() if run.train is not None]
-                    scores = [
-                        run.evaluation[HELD_OUT].metrics for run in method.runs.values() if HELD_OUT in run.evaluation
-                    ]
-                    losses = [metrics[NATS_PER_TOKEN] for metrics in scores if NATS_PER_TOKEN in metrics]
                     yield {
                         "method": name,
                         **method.parameters.to_json(),
@@ -378,8 +383,8 @@ class ComparisonResults(Tabular):
                         "matched_to": method.match.to if method.match is not None else None,
                         "seeds": len(method.runs),
                         "diverged": len(method.diverged),
-                        "held_out_loss": fmean(losses) if losses else None,
-                        **{key: fmean(getattr(train, key) for train in trained) if trained else None for key in _COST},
+                        "held_out_loss": self.mean(name, HELD_OUT, NATS_PER_TOKEN),
+                        **{key: method.mean(key) for key in _COST},
                     }
             case "verdicts" | "comparisons":
                 yield from pair_records(getattr(self, table))

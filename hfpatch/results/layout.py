@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import fmean, median
 
 from pydantic import Field
 
@@ -200,6 +200,21 @@ class Method(Part):
     def compared_size(self) -> int:
         """The parameters that its size is told by: those it trains, of a model from scratch without embeddings."""
         return self.parameters.non_embedding or self.parameters.trainable
+
+    @property
+    def trained(self) -> list[TrainResult]:
+        """The outcomes of its trainings; none where nothing is trained."""
+        return [run.train for run in self.runs.values() if run.train is not None]
+
+    def mean(self, field: str) -> float | None:
+        """Return the mean over seeds of a field of the training outcome, or None where nothing was trained."""
+        values = [getattr(train, field) for train in self.trained]
+        return fmean(values) if values else None
+
+    @property
+    def least_survival(self) -> float | None:
+        """The smallest share of a tensor's weights that its updates really changed; None where it was not counted."""
+        return min((share for train in self.trained for share in train.update_survival.values()), default=None)
 
     @property
     def diverged(self) -> dict[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from statistics import fmean
 
 from hfpatch.errors import listed
 from hfpatch.reporting.comparison.forest import FOOTNOTES
@@ -33,7 +32,6 @@ from hfpatch.reporting.numbers import (
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import level_at
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.layout import Method
 from hfpatch.results.low_noise import LOW_NOISE
 from hfpatch.results.parts import Comparison
 from hfpatch.results.tables import Record, pair_records
@@ -208,9 +206,7 @@ def method_table(results: ComparisonResults) -> Table:
         headings = ("variant", "query", "description", "architecture", "its own training", "parameters in all")
         return Table.of("methods", "Variants", headings, rows)
     for name, method in results.methods.items():
-        loss = mean_of(method, "final_loss")
-        trains = [run.train for run in method.runs.values() if run.train is not None]
-        kept = min((share for train in trains for share in train.update_survival.values()), default=None)
+        loss, kept = method.mean("final_loss"), method.least_survival
         matched, match = NOTHING, method.match
         if match is not None:
             share = match.parameters / match.target_parameters - 1 if match.target_parameters else 0.0
@@ -228,12 +224,6 @@ def method_table(results: ComparisonResults) -> Table:
             )
         )
     return Table.of("methods", "Methods", names, rows)
-
-
-def mean_of(method: Method, field: str) -> float | None:
-    """Return the mean over seeds of a field of the training outcome, or None where nothing was trained."""
-    values = [getattr(run.train, field) for run in method.runs.values() if run.train is not None]
-    return fmean(values) if values else None
 
 
 def results_csv(runs: Mapping[str, ComparisonResults]) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hfpatch.reporting.comparison.tables import mean_of
 from hfpatch.reporting.evaluation import value_text
 from hfpatch.reporting.numbers import (
     Change,
@@ -116,7 +115,7 @@ def _compared(results: ComparisonResults) -> Iterator[Entry]:
         axis = _axis(task, metric, info, model, primary=primary, **of_study)
         for name in results.others:
             method, compared = results.methods[name], results.comparison(name, task, str(results.baseline), metric)
-            seconds, memory = mean_of(method, "wall_s"), mean_of(method, "peak_memory_bytes")
+            seconds, memory = method.mean("wall_s"), method.mean("peak_memory_bytes")
             cost: dict[str, Any] = {"parameters": method.compared_size, "seconds": seconds, "memory": memory}
             if compared is not None:
                 judged = results.verdict(name, task, compared.reference) if primary else None
