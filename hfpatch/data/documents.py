@@ -35,12 +35,8 @@ def describe_documents(blocks: TokenBlocks, tokenizer: PreTrainedTokenizerBase) 
     A token's bytes are its addition to those of the tokens before it in its row and document, see
     :class:`hfpatch.data.tokenizer.ByteCounter`; of a character of several tokens each has its own. ``tokenizer`` is
     the one that made the blocks.
-
-    Raises:
-        ValueError: if the blocks do not know their documents.
     """
-    if blocks.owners is None:
-        raise ValueError("the blocks do not know their documents")
+    assert blocks.owners is not None  # they are kept of text to measure
     count, counter = int(blocks.owners.max()) + 1, ByteCounter(tokenizer)
     digests, sizes = [hashlib.sha256() for _ in range(count)], np.zeros(count, np.int64)
     for index, owners in enumerate(blocks.owners):

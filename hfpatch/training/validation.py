@@ -76,12 +76,8 @@ def document_losses(
 
     Returns:
         (documents, 2) nats and predicted tokens of each document, or of each kind.
-
-    Raises:
-        ValueError: if the blocks do not know their documents.
     """
-    if blocks.owners is None:
-        raise ValueError("the blocks do not know their documents")
+    assert blocks.owners is not None  # they are kept of text to measure
     kinds = blocks.owners if kinds is None else kinds
     device, sums = next(model.parameters()).device, np.zeros((int(kinds.max()) + 1, 2))
     with torch.no_grad(), evaluating(model), loss_in_forward(model, by_token=True):
@@ -104,13 +100,9 @@ def start_losses(model: nn.Module, blocks: TokenBlocks, **passes: Any) -> npt.ND
 
     Returns:
         (2, 2) nats and predicted tokens, of documents' first pieces and of the later ones.
-
-    Raises:
-        ValueError: if the blocks do not know their documents.
     """
     blocks = blocks.head(_START_BLOCKS)
-    if blocks.owners is None:
-        raise ValueError("the blocks do not know their documents")
+    assert blocks.owners is not None  # they are kept of text to measure
     kinds = np.full(blocks.owners.shape, -1)  # 0 in first pieces, 1 in later ones, -1 where a token does not count
     begun = set[int]()
     for index, (owners, row) in enumerate(zip(blocks.owners, kinds, strict=True)):
