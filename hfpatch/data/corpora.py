@@ -160,7 +160,7 @@ def documents(settings: DataSettings, *, data_dir: Path | None = None) -> Iterat
 
 def _local(parts: list[tuple[list[Path], SplitPart]], settings: DataSettings) -> Corpus:
     """Return the documents of the files of each split, one split after the other."""
-    rows = Rows.of(settings)
+    rows = Rows(settings)
 
     def read() -> Iterator[Document]:
         for files, part in parts:
@@ -192,7 +192,7 @@ def _saved(path: Path, settings: DataSettings) -> Corpus:
         raise HfpatchError(
             f"{path}: cannot be read as a data set of save_to_disk ({first_line(error)}); save it again"
         ) from error
-    tables, rows = [], Rows.of(settings)
+    tables, rows = [], Rows(settings)
     for part in split_parts(settings.split):
         splits = saved if isinstance(saved, datasets.DatasetDict) else {part.name: saved}
         if part.name not in splits:
@@ -237,7 +237,7 @@ def _hub(settings: DataSettings, copy: Path | None) -> Corpus:
     with needing_lab():
         import datasets
 
-    name, rows, parts = f"data set {settings.source}", Rows.of(settings), split_parts(settings.split)
+    name, rows, parts = f"data set {settings.source}", Rows(settings), split_parts(settings.split)
     options = {"streaming": True} if settings.streaming else {}
     # Groups that begin with a text are counted from a split's first row; a stream has no slices.
     whole = rows.beginning is not None and not settings.streaming

@@ -10,7 +10,6 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,32 +31,16 @@ class Document(NamedTuple):
     group: str | None = None
 
 
-@dataclass(frozen=True)
 class Rows:
-    """How the rows of a source are read.
+    """How the rows of a recipe's source are read."""
 
-    Attributes:
-        format: the format of rows.
-        columns: the columns that are read, in the order of :data:`hfpatch.recipes.sources.COLUMNS`.
-        template: the text around a prompt, ``{}`` in its place.
-        group: the column that names each row's group.
-        beginning: what the text of a group's first row matches.
-    """
-
-    format: Format = "text"
-    columns: tuple[str, ...] = ("text",)
-    template: str = "{}"
-    group: str | None = None
-    beginning: re.Pattern[str] | None = None
-
-    @classmethod
-    def of(cls, settings: TextSource) -> Rows:
-        """Return how the rows of a recipe's source are read."""
-        columns = tuple(getattr(settings, name) for name in COLUMNS[settings.format])
+    def __init__(self, settings: TextSource) -> None:
         pattern = settings.group_beginning
-        beginning = None if pattern is None else re.compile(pattern)
-        group = settings.group if pattern is None else None
-        return cls(settings.format, columns, settings.prompt_template, group, beginning)
+        self.format = settings.format
+        self.columns = tuple(getattr(settings, name) for name in COLUMNS[settings.format])
+        self.template = settings.prompt_template
+        self.group = settings.group if pattern is None else None  # the column that names each row's group
+        self.beginning = None if pattern is None else re.compile(pattern)  # matches the text of a group's first row
 
     def begin(self, start: int) -> int:
         """Return the first row that `documents` needs of a slice from row ``start`` on, with what its group is."""

@@ -17,14 +17,16 @@ from pyarrow import parquet
 from hfpatch.data.readers import read_rows
 from hfpatch.data.rows import Rows
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.sources import TextSource
 
 
-def read_documents(path, rows):
+def read_documents(path, **settings):
+    rows = Rows(TextSource(source=str(path), **settings))
     return (document.text for document in rows.documents(read_rows(path, rows), str(path)))
 
 
 def read(path, text_column="text"):
-    return list(read_documents(path, Rows(columns=(text_column,))))
+    return list(read_documents(path, text_column=text_column))
 
 
 def jsonl(*rows):
@@ -62,7 +64,7 @@ def test_txt_is_read_a_document_at_a_time(tmp_path):
     path.write_text("the mill likes nobody\n\n" * 15_000 + "the end\n")
     tracemalloc.start()
     last, count = "", 0
-    for text in read_documents(path, Rows()):
+    for text in read_documents(path):
         last, count = text, count + 1
     used = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -77,7 +79,7 @@ def test_txt_gives_its_documents_back(documents, separated):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "a.txt"
         path.write_text(separator.join(texts) + ("\n<|endoftext|>\n" if separated else ""))
-        assert list(read_documents(path, Rows())) == texts
+        assert list(read_documents(path)) == texts
 
 
 @pytest.mark.parametrize(("suffix", "compress"), COMPRESSORS)
@@ -173,4 +175,4 @@ def test_bad_files_are_one_clear_error(tmp_path, name, content, message):
 def test_plain_text_has_no_columns(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     with pytest.raises(HfpatchError, match=r"a \.txt file has no columns; data.format=messages needs"):
-        list(read_documents(tmp_path / "a.txt", Rows("messages", ("messages",))))
+        list(read_documents(tmp_path / "a.txt", format="messages"))
