@@ -22,12 +22,11 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from hfpatch.errors import HfpatchError
-from hfpatch.support.files import temporary_path, why_not_written
+from hfpatch.support.files import machine_id, temporary_path, why_not_written
 from hfpatch.support.provenance import command_line
 
 RENEW_S = 30.0
@@ -88,7 +87,7 @@ def new_holder() -> Holder:
     """Return the name of this process for the locks that it is about to take."""
     return {
         "host": socket.gethostname(),
-        "machine": _machine(),
+        "machine": machine_id(),
         "pid": os.getpid(),
         "born": birth(os.getpid()),
         "command": command_line(sys.argv),
@@ -218,23 +217,13 @@ def _is_gone(path: Path, holder: Holder) -> bool:
 
 def has_ended(holder: Holder) -> bool | None:
     """Return whether a holder has ended; None unless it is, or was, a process of this machine, where that is known."""
-    if _machine() is None or holder.get("machine") != _machine():
+    if holder.get("machine") != machine_id() or holder.get("born") is None:
         return None
-    return birth(holder.get("pid")) != holder.get("born")
-
-
-@cache
-def _machine() -> str | None:
-    """Return an id of this machine since it booted and of the process namespace; None if unknown."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return None
+    return bool(birth(holder.get("pid")) != holder["born"])
 
 
 def birth(pid: Any) -> str | None:
-    """Return the start time of a process, in clock ticks since boot; None if there is none or it has ended."""
+    """Return when a process started, in clock ticks since boot; None if it has ended, and on systems without /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -228,7 +228,7 @@ def _sync(path: Path) -> None:
 def temporary_path(path: Path, kind: Literal["tmp", "old"]) -> Path:
     """Return a new hidden path beside ``path``, named after this machine and process, for its new or old content."""
     # not with_name, which refuses "." and "/"
-    return path.parent / f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.{kind}"
+    return path.parent / f".{path.name}.{machine_id()[:8]}-{os.getpid()}-{uuid.uuid4().hex[:8]}.{kind}"
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -255,7 +255,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def _is_in_use(path: Path, machine: str, process: int) -> bool:
     try:
-        if machine != _machine() or os.name != "posix":
+        if machine != machine_id()[:8] or os.name != "posix":
             return time.time() - max(file.stat().st_mtime for file in (path, *path.rglob("*"))) < _DAY_S
         os.kill(process, 0)
     except ProcessLookupError:
@@ -266,11 +266,11 @@ def _is_in_use(path: Path, machine: str, process: int) -> bool:
 
 
 @functools.cache
-def _machine() -> str:
-    """Return 8 hex digits, equal for two processes exactly if they see each other's process ids."""
+def machine_id() -> str:
+    """Return hex digits, equal for two processes exactly if they see each other's process ids."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
     with suppress(OSError):
         parts.append(str(Path("/proc/self/ns/pid").readlink()))
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -18,7 +18,7 @@ from tiny_runs import Trained, small_recipe
 from hfpatch.errors import HfpatchError
 from hfpatch.runs import compare, locks, train
 from hfpatch.runs.locks import FOLDER, STALE_S, UNREADABLE_S, hold, remove_lost
-from hfpatch.support.files import remove_leftovers
+from hfpatch.support.files import machine_id, remove_leftovers
 
 LOCK = "lora@seed-0"
 HOLDER = """
@@ -92,7 +92,7 @@ def put(out: Path, age_s: float, holder: dict) -> None:
 
 
 ELSEWHERE = {"host": "node7", "machine": "another boot", "pid": 1, "born": "1", "since": "then", "command": "hfpatch"}
-HERE = {**ELSEWHERE, "machine": locks._machine(), "born": locks.birth(1)}
+HERE = {**ELSEWHERE, "machine": machine_id(), "born": locks.birth(1)}
 
 
 @pytest.mark.parametrize(
