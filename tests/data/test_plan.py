@@ -65,10 +65,6 @@ def test_bad_plans_are_refused(tmp_path):
         save_file({"0": np.ascontiguousarray(indices)}, tmp_path / "plan.safetensors")
         with pytest.raises(HfpatchError, match=r"plan\.json: the batch plan is damaged"):
             read_plans(tmp_path)
-    for indices in (plan.indices - plan.indices.max() + 10, plan.indices - plan.indices.min() - 1):  # 10, and -1
-        write_plans(tmp_path, {0: BatchPlan(indices, blocks=10, seed=0)})
-        with pytest.raises(HfpatchError, match="a block does not exist"):
-            read_plans(tmp_path)
     assert BatchPlan(plan.indices, blocks=11, seed=0).sha256 != plan.sha256
     for name, text in {"plan.safetensors": "x", "plan.json": '{"0": 3}'}.items():
         write_plans(tmp_path, {0: plan})
