@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -141,10 +140,10 @@ def load_trainables(checkpoint: Checkpoint, parameters: Parameters) -> None:
     """Copy the checkpoint's tensors into the model's.
 
     Raises:
-        HfpatchError: if a tensor is missing, unexpected or of another shape or dtype, or the file is damaged.
+        HfpatchError: if a tensor is missing, unexpected or of another shape or dtype.
     """
     path = checkpoint.folder / _TRAINABLE
-    tensors = _load(path)
+    tensors = load_file(path)  # whose hash was compared
     if different := sorted(tensors.keys() ^ parameters.keys()):
         raise HfpatchError(f"{path}: is of another patch; {different[0]} is only on one side; start a new run")
     for name, parameter in parameters.items():
@@ -160,8 +159,8 @@ def load_trainables(checkpoint: Checkpoint, parameters: Parameters) -> None:
 def load_optimizer(
     checkpoint: Checkpoint, parameters: Parameters, optimizer: torch.optim.Optimizer, scheduler: LRScheduler
 ) -> None:
-    """Restore the optimiser's moments and groups and the schedule's place; HfpatchError if a file is damaged."""
-    for key, value in _load(checkpoint.folder / _OPTIMIZER).items():
+    """Restore the optimiser's moments and groups and the schedule's place."""
+    for key, value in load_file(checkpoint.folder / _OPTIMIZER).items():
         name, _, entry = key.rpartition(_SEPARATOR)
         parameter = parameters[name]
         in_pieces = value.shape == parameter.shape and entry != _STEP
@@ -187,10 +186,3 @@ def read_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint(path, content["step"], state, dict(content["identity"]), content["resumable"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise HfpatchError(f"{path / _STATE}: damaged: not the state of a run ({error!r})") from error
-
-
-def _load(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        return dict(load_file(path))
-    except (SafetensorError, OSError) as error:
-        raise HfpatchError(f"{path}: the checkpoint is damaged ({error}); delete its folder and resume") from error
