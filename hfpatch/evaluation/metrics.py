@@ -66,24 +66,21 @@ class Metric:
             return float(np.exp(reference) * np.expm1(difference))
 
 
-_MEAN = "lm_eval.api.metrics.mean"
 _RATIOS = {
-    _MEAN: Metric(),
+    "lm_eval.api.metrics.mean": Metric(),
     "lm_eval.api.metrics.perplexity": Metric(exponential=True, factor=-1.0),
     "lm_eval.api.metrics.weighted_perplexity": Metric(exponential=True, factor=-1.0, weighted=True),
     "lm_eval.api.metrics.bits_per_byte": Metric(factor=-1.0 / math.log(2.0), weighted=True),
     "hfpatch.evaluation.paper_tasks.exponential_mean": Metric(exponential=True),
-    NATS_PER_TOKEN: Metric(factor=-1.0, weighted=True),
-    **dict.fromkeys((KL, AGREEMENT, FORGETTING), Metric(weighted=True)),
 }
 """The aggregations that are ratios of sums, by module and name."""
 _OF_HFPATCH = {
-    "paragraph_perplexity": "hfpatch.evaluation.paper_tasks.exponential_mean",
-    GOLD_PROBABILITY: _MEAN,
-    MARGIN: _MEAN,
-    **{name: name for name in (NATS_PER_TOKEN, KL, AGREEMENT, FORGETTING)},
+    "paragraph_perplexity": Metric(exponential=True),
+    NATS_PER_TOKEN: Metric(factor=-1.0, weighted=True),
+    **dict.fromkeys((GOLD_PROBABILITY, MARGIN), Metric()),
+    **dict.fromkeys((KL, AGREEMENT, FORGETTING), Metric(weighted=True)),
 }
-"""hfpatch's metrics that lm-eval does not know."""
+"""hfpatch's metrics that lm-eval does not know, by name."""
 
 _PRIMARY_OF_TASK = {"hellaswag": "acc_norm"}
 _PRIMARY = ("acc", "word_perplexity", "paragraph_perplexity", "exact_match")
@@ -96,10 +93,12 @@ def metric_named(name: str, aggregation: Aggregation | None = None) -> Metric:
     """
     from lm_eval.api.registry import get_metric_aggregation
 
-    function = aggregation or (None if name in _OF_HFPATCH else get_metric_aggregation(name))
-    path = (
-        f"{function.__module__}.{getattr(function, '__qualname__', '')}" if function else _OF_HFPATCH.get(name, _MEAN)
-    )
+    if aggregation is None and name in _OF_HFPATCH:
+        return _OF_HFPATCH[name]
+    function = aggregation or get_metric_aggregation(name)
+    if function is None:
+        return Metric()
+    path = f"{function.__module__}.{getattr(function, '__qualname__', '')}"
     return _RATIOS.get(path) or Metric(aggregate=function)
 
 
