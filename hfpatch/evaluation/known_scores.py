@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hfpatch.recipes.base import ModelSettings
@@ -40,8 +41,8 @@ class KnownScore:
     revisions: tuple[str, ...]
     task: str
     metric: str
-    value: float
     documents: int
+    value: float
     source: str
 
     def tolerance(self, documents: int, dtype: str) -> float:
@@ -52,12 +53,12 @@ class KnownScore:
 
 
 _LAST = ("step143000", "main")
-_70M = ("EleutherAI/pythia-70m", (*_LAST, "a39f36b100fe8a5377810d56c3f4789b9c53ac42"))
-_160M_EARLY = ("EleutherAI/pythia-160m", ("step123000",))
-_160M = ("EleutherAI/pythia-160m", (*_LAST, "50f5173d932e8e61f858120bcb800b97af589f46"))
-_410M = ("EleutherAI/pythia-410m", (*_LAST, "9879c9b5f8bea9051dcb0e68dff21493d67e9d4f"))
-_1_4B = ("EleutherAI/pythia-1.4b-deduped", _LAST)
-_GPT2 = ("openai-community/gpt2", ("main", "607a30d783dfa663caf39e06633721c8d4cfcd7e"))
+_70M = partial(KnownScore, "EleutherAI/pythia-70m", (*_LAST, "a39f36b100fe8a5377810d56c3f4789b9c53ac42"))
+_160M_EARLY = partial(KnownScore, "EleutherAI/pythia-160m", ("step123000",))
+_160M = partial(KnownScore, "EleutherAI/pythia-160m", (*_LAST, "50f5173d932e8e61f858120bcb800b97af589f46"))
+_410M = partial(KnownScore, "EleutherAI/pythia-410m", (*_LAST, "9879c9b5f8bea9051dcb0e68dff21493d67e9d4f"))
+_1_4B = partial(KnownScore, "EleutherAI/pythia-1.4b-deduped", _LAST)
+_GPT2 = partial(KnownScore, "openai-community/gpt2", ("main", "607a30d783dfa663caf39e06633721c8d4cfcd7e"))
 _LAMBADA, _ARC_EASY = ("lambada_openai", "acc", 5153), ("arc_easy", "acc", 2376)
 _HELLASWAG, _HELLASWAG_NORM = ("hellaswag", "acc", 10042), ("hellaswag", "acc_norm", 10042)
 _PYTHIA = "EleutherAI/pythia, evals/pythia-v1/pythia-{0}/zero-shot/{0}_{1}.json"
@@ -65,22 +66,18 @@ _160M_SOURCE = "EleutherAI/pythia, issue 118, citing the evaluations of step1430
 _GPT2_LAMBADA = "EleutherAI/lm-evaluation-harness, issue 2159"
 _GPT2_HELLASWAG = "karpathy/llm.c, dev/data/hellaswag.py, citing lm-eval"
 
-_PUBLISHED: tuple[tuple[tuple[str, tuple[str, ...]], tuple[str, str, int], float, str], ...] = (
-    (_70M, _LAMBADA, 0.18455, _PYTHIA.format("70m", "step143000")),
-    (_70M, _ARC_EASY, 0.37374, _PYTHIA.format("70m", "step143000")),
-    (_160M_EARLY, _LAMBADA, 0.33107, _PYTHIA.format("160m", "step123000")),
-    (_160M_EARLY, _ARC_EASY, 0.43056, _PYTHIA.format("160m", "step123000")),
-    (_160M, _LAMBADA, 0.328, _160M_SOURCE),
-    (_410M, _LAMBADA, 0.51620, _PYTHIA.format("410m", "step143000")),
-    (_410M, _ARC_EASY, 0.52104, _PYTHIA.format("410m", "step143000")),
-    (_1_4B, _LAMBADA, 0.61867, _PYTHIA.format("1.4b-deduped", "step143000")),
-    (_GPT2, _LAMBADA, 0.3256, _GPT2_LAMBADA),
-    (_GPT2, _HELLASWAG, 0.2892, _GPT2_HELLASWAG),
-    (_GPT2, _HELLASWAG_NORM, 0.3114, _GPT2_HELLASWAG),
-)
-KNOWN_SCORES = tuple(
-    KnownScore(model, revisions, task, metric, value, documents, source)
-    for (model, revisions), (task, metric, documents), value, source in _PUBLISHED
+KNOWN_SCORES = (
+    _70M(*_LAMBADA, 0.18455, _PYTHIA.format("70m", "step143000")),
+    _70M(*_ARC_EASY, 0.37374, _PYTHIA.format("70m", "step143000")),
+    _160M_EARLY(*_LAMBADA, 0.33107, _PYTHIA.format("160m", "step123000")),
+    _160M_EARLY(*_ARC_EASY, 0.43056, _PYTHIA.format("160m", "step123000")),
+    _160M(*_LAMBADA, 0.328, _160M_SOURCE),
+    _410M(*_LAMBADA, 0.51620, _PYTHIA.format("410m", "step143000")),
+    _410M(*_ARC_EASY, 0.52104, _PYTHIA.format("410m", "step143000")),
+    _1_4B(*_LAMBADA, 0.61867, _PYTHIA.format("1.4b-deduped", "step143000")),
+    _GPT2(*_LAMBADA, 0.3256, _GPT2_LAMBADA),
+    _GPT2(*_HELLASWAG, 0.2892, _GPT2_HELLASWAG),
+    _GPT2(*_HELLASWAG_NORM, 0.3114, _GPT2_HELLASWAG),
 )
 _SHORT_NAMES = {"gpt2": "openai-community/gpt2"}
 

@@ -171,7 +171,7 @@ def test_eval_compares_whole_models(capsys, tmp_path):
 def test_eval_stops_before_the_patches_of_a_base_outside_its_known_score(capsys, monkeypatch, two_patches):
     from hfpatch.evaluation import known_scores
 
-    published = known_scores.KnownScore("tinyworld/gpt-neox", ("main",), "tinyworld_cloze", "acc", 0.1, 200, "x")
+    published = known_scores.KnownScore("tinyworld/gpt-neox", ("main",), "tinyworld_cloze", "acc", 200, 0.1, "x")
     monkeypatch.setattr(known_scores, "KNOWN_SCORES", (published,))
     bare = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "40"]
     assert main(bare) == 0

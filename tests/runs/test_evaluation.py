@@ -233,7 +233,7 @@ def test_models_that_cannot_be_compared_are_refused_before_any_is_scored(
 
 
 def test_a_model_outside_its_known_score_stops_the_comparison(folder, monkeypatch):
-    known_score = known_scores.KnownScore(str(folder / "b"), ("main",), "tinyworld_endings", "acc", 0.99, 24, "x")
+    known_score = known_scores.KnownScore(str(folder / "b"), ("main",), "tinyworld_endings", "acc", 24, 0.99, "x")
     monkeypatch.setattr(known_scores, "KNOWN_SCORES", (known_score,))
     with pytest.raises(HfpatchError, match=r"0\.990 .*--allow-unknown-base evaluates the other models anyway"):
         evaluate(*settings_of(folder, "ab"), settings=evaluation_of("tinyworld_endings"))
