@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from accelerate import PartialState
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from hfpatch.errors import HfpatchError
 from hfpatch.models import inner_width
@@ -61,17 +60,11 @@ def pretrain(
     )
     result = run_training(model, run)
     if save and result.diverged_step is None and PartialState().is_main_process:
-        shows_progress = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-        try:
-            with atomic_directory(run.folder / "model") as temporary:
-                model.save_pretrained(temporary)
-                if tokenizer is not None:
-                    tokenizer.save_pretrained(temporary)
-                write_text(temporary / "README.md", _card(model, run, result))
-        finally:
-            if shows_progress:
-                logging.enable_progress_bar()
+        with atomic_directory(run.folder / "model") as temporary:
+            model.save_pretrained(temporary)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(temporary)
+            write_text(temporary / "README.md", _card(model, run, result))
     return result
 
 
