@@ -12,7 +12,7 @@ from pydantic import Field, computed_field, model_validator
 from hfpatch.errors import nearest
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.methods import check_chosen
-from hfpatch.recipes.pairs import Question, is_lora, question_of
+from hfpatch.recipes.pairs import Question
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.results.frontier import Frontier
 from hfpatch.results.layout import Method, Run, Study
@@ -339,23 +339,10 @@ class ComparisonResults(Tabular):
         """The verdicts of the primary questions."""
         return [verdict for verdict in self.verdicts if verdict.role == "primary"]
 
-    def answers(self, question: Question, method: str | None = None) -> list[Verdict]:
-        """Return the verdicts on pairs of a kind, primary and secondary, of one method or of all.
-
-        ``retention`` are those on texts that should be kept, all others those on tasks that the results have.
-        """
-        verdicts = []
-        for verdict in self.verdicts:
-            if method not in (None, verdict.method):
-                continue
-            kind = verdict.question
-            if verdict.role == "primary" and verdict.task not in self.tasks:
-                kind = "retention"
-            elif verdict.role == "primary":
-                kind = question_of(verdict.pair, self.baseline, self._loras)
-            if kind == question and (kind == "retention" or verdict.task in self.tasks):
-                verdicts.append(verdict)
-        return verdicts
+    @property
+    def against_baseline(self) -> list[Verdict]:
+        """The verdicts on a method and the baseline on a task, primary and secondary."""
+        return [verdict for verdict in self.verdicts if verdict.other == self.baseline and verdict.task in self.tasks]
 
     @cached_property
     def deciding(self) -> dict[str, Measure]:
@@ -429,10 +416,6 @@ class ComparisonResults(Tabular):
             return Reason(text="not measured")
         by_other_measures = self.compared_in([(method, other, task)])
         return Reason(text="not all values are finite" if by_other_measures else "not compared")
-
-    @cached_property
-    def _loras(self) -> set[str]:
-        return {name for name, method in self.methods.items() if is_lora(method.parts)}
 
     @cached_property
     def _index(self) -> dict[tuple[str, str | None, str, str], Comparison]:

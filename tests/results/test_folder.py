@@ -31,7 +31,7 @@ def test_the_baseline_has_no_parts_and_verdicts_follow_from_comparisons(build, r
     outcomes = {(verdict.question, verdict.method, verdict.task): verdict.outcome for verdict in results.verdicts}
     assert outcomes["base", "lora", "tinyworld_text"] == "not decided"  # p = 0.02, corrected 0.08
     assert outcomes["lora", "pre_projection_skip", "tinyworld_text"] == "better"
-    assert {verdict.family for verdict in results.answers("base")} == {6}
+    assert {verdict.family for verdict in results.against_baseline} == {6}
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,9 @@ def test_the_verdicts_are_corrected_over_methods_and_texts_by_bits_per_byte():
         ("b", TEXT): pytest.approx(0.08), ("b", other): pytest.approx(0.08), ("a", TEXT): pytest.approx(0.08),
         ("a", other): pytest.approx(0.5),
     }  # fmt: skip
-    assert {verdict.family for verdict in whole.answers("retention")} == {4}
+    assert {verdict.family for verdict in whole.verdicts} == {4}
     some = whole.only(["a"])
-    assert [one.p_corrected for one in some.answers("retention")] == [
+    assert [one.p_corrected for one in some.verdicts] == [
         corrected["a", TEXT],
         corrected["a", other],
     ]

@@ -79,7 +79,7 @@ def test_a_budget_more_trains_only_what_is_new(two, read, tmp_path):
     assert all(line.exchange is not None for line in others if line.method != "lora")
     pairs = [("pre@192", "lora@192"), ("pre@480", "lora@480")]
     assert after.pairs["lora"] == pairs
-    tested = [verdict for verdict in after.answers("lora") if verdict.task == "held_out_text"]
+    tested = [verdict for verdict in after.verdicts if verdict.pair in pairs and verdict.task == "held_out_text"]
     assert [(verdict.role, verdict.family) for verdict in tested] == [("primary", len(pairs))] * len(pairs)
     assert json.loads((out / "results.json").read_text())["frontier"]["reference"] == "lora"
 

@@ -76,7 +76,7 @@ def prominent(results: ComparisonResults) -> ComparisonResults:
     if len(results.others) <= MOST_METHODS:
         return results
     smallest: dict[str, float] = {}
-    for verdict in results.answers("base"):
+    for verdict in results.against_baseline:
         if verdict.p is not None:
             smallest[verdict.method] = min(verdict.p, smallest.get(verdict.method, 1.0))
     kept = {results.baseline, *sorted(results.others, key=lambda name: smallest.get(name, 1.0))[:MOST_METHODS]}

@@ -88,7 +88,7 @@ class Forest:
 def asked(results: ComparisonResults) -> list[Verdict]:
     """Return the verdicts of the first question, on one task: is it better, or, if no pair asks it, than the base."""
     gains = [verdict for verdict in results.primary if verdict.question == "gain"]
-    gains = gains or [verdict for verdict in results.answers("base") if verdict.task == results.first_task]
+    gains = gains or [verdict for verdict in results.against_baseline if verdict.task == results.first_task]
     return [verdict for verdict in gains if verdict.task == gains[0].task]
 
 

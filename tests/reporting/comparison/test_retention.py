@@ -56,10 +56,14 @@ def test_the_data_has_every_difference(kept, build):
     assert (one["difference"], one["chosen"], one["tuning_loss"]) == ("-0.25", "True", "1.9")
 
 
+def of_texts(results):
+    return [verdict for verdict in results.verdicts if verdict.question == "retention"]
+
+
 def test_the_files_have_every_verdict_on_a_text_that_should_be_kept(kept, build):
     """Exploratory ones, too, where no question asks for them."""
     results = build(kept)
-    (verdict,) = results.answers("retention")
+    (verdict,) = of_texts(results)
     assert verdict.role == "secondary"
     for every in (read_csv(results_csv({"": results})), data_of(results, "differences")):
         rows = [row for row in every if row["task"] == TEXT]
@@ -87,11 +91,11 @@ def test_a_report_has_the_section_where_there_is_retention(kept, build):
 def test_labels_and_a_choice_of_methods_keep_points_and_verdicts(kept, build):
     kept["methods"]["lora"]["label"] = "LoRA"
     results = build(kept)
-    before = results.answers("retention", "lora")
+    before = of_texts(results)
     labelled = results.labelled()
     assert {pair.method for p in labelled.retention.points for pair in p.comparisons} == {"LoRA"}
-    assert labelled.answers("retention", "LoRA") == [pair.model_copy(update={"method": "LoRA"}) for pair in before]
-    assert results.only(["lora"]).answers("retention") == before
+    assert of_texts(labelled) == [pair.model_copy(update={"method": "LoRA"}) for pair in before]
+    assert of_texts(results.only(["lora"])) == before
 
 
 def test_answers_are_shown_without_retention_too(raw, build):
