@@ -88,9 +88,9 @@ def head_relations(
         rotary = rotary_of(model, sites[layer.layer])
         if (gains := norm_gains(sites[layer.layer])) is not None:
             layer = HeadWeights(layer.layer, layer.query * gains[0], layer.key * gains[1])
-        span = _in_span(layer.query, layer.key_by_query_head)
+        span = in_span(layer.query, layer.key_by_query_head)
         rotations = {0: None} if rotary is None else {offset: rotary.matrix(offset) for offset in sorted(set(offsets))}
-        by_offset = {offset: _relations(*span, rotation) for offset, rotation in rotations.items()}
+        by_offset = {offset: relations(*span, rotation) for offset, rotation in rotations.items()}
         for head in range(len(layer.query)):
             of_head = {offset: relations[head] for offset, relations in by_offset.items()}
             key_head = head // (len(layer.query) // len(layer.key))
@@ -98,22 +98,15 @@ def head_relations(
     return heads
 
 
-def relations(query: Tensor, key: Tensor, rotation: Tensor | None = None) -> list[Relation]:
-    """Return the relation of each pair of matrices ``(heads, hidden, head size)``.
-
-    ``rotation`` is R(Δ) ``(head size, head size)``; None is the identity.
-    """
-    return _relations(*_in_span(query, key), rotation)
-
-
-def _in_span(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+def in_span(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Return R_Q and R_K of [W_Q W_K] = P [R_Q R_K]: ``(heads, min(hidden, 2 head sizes), head size)`` each."""
     _, r = torch.linalg.qr(torch.cat([query, key], dim=-1).double(), mode="r")
     first, second = r.chunk(2, dim=-1)
     return first, second
 
 
-def _relations(query: Tensor, key: Tensor, rotation: Tensor | None) -> list[Relation]:
+def relations(query: Tensor, key: Tensor, rotation: Tensor | None = None) -> list[Relation]:
+    """Return the relation of each pair of matrices of :func:`in_span`; ``rotation`` is R(Δ), None the identity."""
     b = (query if rotation is None else query @ rotation) @ key.mT
     relations = []
     energies = b.pow(2).sum((-2, -1)).tolist()

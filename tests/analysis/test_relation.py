@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, QueryTemperatureConfig, find_sites, patch
 from hfpatch.analysis.heads import head_weights, norm_gains
-from hfpatch.analysis.relation import Relation, head_relations, relations
+from hfpatch.analysis.relation import Relation, head_relations, in_span, relations
 from hfpatch.analysis.rotary import Rotary, rotary_of
 from hfpatch.sites.heads import normed
 from hfpatch.support.modes import hooked
@@ -97,19 +97,19 @@ def test_any_shape_agrees_with_the_whole_matrix(hidden, size, dependent, seed):
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(1, hidden, size, generator=generator, dtype=torch.float64)
     key = query if dependent else torch.randn(1, hidden, size, generator=generator, dtype=torch.float64)
-    same(relations(query, key)[0], direct(query[0] @ key[0].T))
+    same(relations(*in_span(query, key))[0], direct(query[0] @ key[0].T))
     turn = torch.randn(size, size, generator=generator, dtype=torch.float64)
-    same(relations(query, key, turn)[0], direct(query[0] @ turn @ key[0].T))
+    same(relations(*in_span(query, key), turn)[0], direct(query[0] @ turn @ key[0].T))
 
 
 def test_eigenvalues_of_a_head_of_full_rank_and_of_none():
     query, key = torch.randn(2, 1, 64, 8, dtype=torch.float64)
-    (relation,) = relations(query, key)
+    (relation,) = relations(*in_span(query, key))
     assert (relation.positive, relation.negative) == (8, 8)
-    (alike,) = relations(query, query)
+    (alike,) = relations(*in_span(query, query))
     assert (alike.symmetric, alike.positive_energy) == (pytest.approx(1), pytest.approx(1))
     assert (alike.positive, alike.negative) == (8, 0)
-    (relation,) = relations(torch.zeros(1, 6, 2), torch.zeros(1, 6, 2))
+    (relation,) = relations(*in_span(*torch.zeros(2, 1, 6, 2)))
     assert (relation.norm, relation.positive, relation.negative, relation.effective_rank) == (0, 0, 0, 0)
 
 
@@ -148,7 +148,7 @@ def test_with_rope_not_every_basis_change_is_a_gauge():
     rotary = rotary_of(model, find_sites(model)[0])
     moved = change_gauge(weights.query, weights.key_by_query_head, random_gauge(K, None))
     pairs = ((weights.query, weights.key_by_query_head), moved)
-    before, after = ([relation.norm for relation in relations(*pair, rotary.matrix(3))] for pair in pairs)
+    before, after = ([relation.norm for relation in relations(*in_span(*pair), rotary.matrix(3))] for pair in pairs)
     assert before != pytest.approx(after, rel=1e-3)
 
 
@@ -299,8 +299,8 @@ def test_any_gauge_of_a_turning_head_changes_nothing(heads, seed, offset):
     generator = torch.Generator().manual_seed(seed)
     query, key = torch.randn(2, heads, 20, 6, generator=generator, dtype=torch.float64)
     rotary = Rotary(6, torch.tensor([0, 1]), torch.tensor([2, 3]), torch.tensor([1.0, 0.1]).double())
-    before = relations(query, key, rotary.matrix(offset))
-    after = relations(*change_gauge(query, key, random_gauge(6, rotary, seed)), rotary.matrix(offset))
+    before = relations(*in_span(query, key), rotary.matrix(offset))
+    after = relations(*in_span(*change_gauge(query, key, random_gauge(6, rotary, seed))), rotary.matrix(offset))
     for old, new in zip(before, after, strict=True):
         same(new, old, 1e-8)
 
