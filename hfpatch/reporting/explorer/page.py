@@ -12,7 +12,7 @@ from urllib.parse import quote
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.differing import evaluated_differently
 from hfpatch.reporting.document import Column, Document, Explorer, Part, Row, Section, Sentences, Table, Text
-from hfpatch.reporting.explorer.entries import Entry, entries
+from hfpatch.reporting.explorer.entries import Axis, Entry, entries
 from hfpatch.reporting.facts import digest, settings_text
 from hfpatch.reporting.html import html
 from hfpatch.reporting.numbers import NOTHING, count
@@ -165,30 +165,26 @@ def _row_of_run(source: Source, listed: Sequence[Entry]) -> Row:
 
 def _data(sources: Sequence[Source], of_run: Mapping[str, Sequence[Entry]]) -> dict[str, Any]:
     """Return the data of the page's script: the axes, the runs, and every entry as a row of values."""
-    axes = list(dict.fromkeys(entry.axis for run_entries in of_run.values() for entry in run_entries))
-    indices, machines = {axis: index for index, axis in enumerate(axes)}, []
+    axes: dict[Axis, int] = {}
+    machines: dict[str, int] = {}
+    runs, rows = list[dict[str, Any]](), list[list[Any]]()
     for source in sources:
-        where = source.results.provenance
+        results, where, training = source.results, source.results.provenance, ""
         threads = f"{where['threads']} thread{'s' * (where['threads'] != 1)}" if where.get("threads") else ""
         named = str(where.get("device") or ""), str(where.get("platform") or ""), threads
-        machines.append(", ".join(filter(None, named)))
-    named_machines = [machine for machine in dict.fromkeys(machines) if machine]
-    rows = []
-    for run, entry in ((run, entry) for run, source in enumerate(sources) for entry in of_run[source.label]):
-        numbers = (entry.gain, entry.low, entry.high, entry.seconds, entry.memory)
-        *gain, seconds, memory = (None if size is None else float(f"{size:.6g}") for size in numbers)  # enough to draw
-        verdict = _VERDICTS.index(entry.verdict)
-        cost = entry.parameters, seconds, memory, entry.seeds
-        rows.append([run, indices[entry.axis], entry.method, *gain, entry.text, verdict, *cost])
-    runs = []
-    for source, machine in zip(sources, machines, strict=True):
-        results, training = source.results, ""
-        if not isinstance(results, EvaluationResults):  # the same for methods that share a line
+        machine = ", ".join(filter(None, named))
+        index = machines.setdefault(machine, len(machines)) if machine else None
+        if isinstance(results, ComparisonResults):  # the same for methods that share a line
             settings = {key: value for key, value in results.training.items() if key != "seeds"}
-            tuned = isinstance(results, ComparisonResults) and results.tuning is not None
-            training = f"{digest(results.data.get('sha256'))} {settings_text(settings)}{' tuned' if tuned else ''}"
-        machine_index = named_machines.index(machine) if machine else None
-        runs.append({"label": source.label, "href": source.report, "machine": machine_index, "training": training})
+            tuned = " tuned" if results.tuning is not None else ""
+            training = f"{digest(results.data.get('sha256'))} {settings_text(settings)}{tuned}"
+        for entry in of_run[source.label]:
+            axis_index = axes.setdefault(entry.axis, len(axes))
+            numbers = (entry.gain, entry.low, entry.high, entry.seconds, entry.memory)
+            *gain, seconds, memory = (None if size is None else float(f"{size:.6g}") for size in numbers)  # to draw
+            cost = entry.parameters, seconds, memory, entry.seeds
+            rows.append([len(runs), axis_index, entry.method, *gain, entry.text, _VERDICTS.index(entry.verdict), *cost])
+        runs.append({"label": source.label, "href": source.report, "machine": index, "training": training})
     # models of one name that are not the same have their hash behind it, and documents that are not the same theirs
     shown = []
     for axis in axes:
@@ -200,4 +196,4 @@ def _data(sources: Sequence[Source], of_run: Mapping[str, Sequence[Entry]]) -> d
         documents = ", ".join(filter(None, (axis.documents, *hashes)))
         fields = {name: getattr(axis, name) for name in ("task", "metric", "unit", "primary", "reference", "size")}
         shown.append({**fields, "model": model, "documents": documents})
-    return {"axes": shown, "runs": runs, "machines": named_machines, "verdicts": _VERDICTS, "rows": rows}
+    return {"axes": shown, "runs": runs, "machines": list(machines), "verdicts": _VERDICTS, "rows": rows}
