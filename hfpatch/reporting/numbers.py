@@ -241,10 +241,9 @@ def interval_of(change: Change) -> str:
     return interval(change.low, change.high, digits_for(change))
 
 
-def change_text(change: Change, *, unit: bool = True) -> str:
+def change_text(change: Change) -> str:
     """Format a change with its interval, as ``+3.1 [1.2, 5.0] points``; without one where nothing was tested."""
-    digits = digits_for(change)
-    ending = f" {change.scale.value}" if unit and change.scale.value else ""
+    digits, ending = digits_for(change), f" {change.scale.value}".rstrip()
     if math.isinf(change.low) and math.isinf(change.high):
         return signed(change.difference, digits) + ending
     return f"{signed(change.difference, digits)} {interval_of(change)}{ending}"

@@ -41,18 +41,17 @@ class _Figure(Figure):
 
 
 def panels(
-    count: int, *, columns: int, width: float, height: float, key: int = 0, share_y: bool = False, title: str = ""
+    count: int, *, columns: int, width: float, height: float, key: int = 0, title: str = ""
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with ``count`` panels of ``width`` x ``height`` inches, at most ``columns`` side by side.
 
-    Below them is space for a key of ``key`` entries; with ``share_y`` all panels have the same vertical axis. A figure
-    that is shown alone has a ``title`` above all panels.
+    Below them is space for a key of ``key`` entries. A figure that is shown alone has a ``title`` above all panels.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
     size = (width * columns, height * rows + 0.21 * -(-key // COLUMNS))
     figure = _Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
-    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for unused in axes[count:]:
         unused.set_visible(False)
     if title:

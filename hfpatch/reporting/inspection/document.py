@@ -261,5 +261,5 @@ def _spread(values: Iterable[float | None], digits: int = 2) -> str:
     return f"{decimal(fmean(finite), digits)} {interval(min(finite), max(finite), digits)}"
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return NOTHING if value is None or not math.isfinite(value) else significant(value, digits)
+def _number(value: float | None) -> str:
+    return NOTHING if value is None or not math.isfinite(value) else significant(value, 3)
