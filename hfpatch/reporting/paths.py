@@ -20,7 +20,7 @@ VALUES = {"recipe.yaml": read_yaml, "plan.json": read_json, "results.json": read
 """The files of a run that name paths, and their readers."""
 _WITHIN = re.compile(r"(?:^|(?<=[\s='\"\[(,]))(?:/|~/|[A-Za-z]:\\)[^\s'\"\[\](),]*[\\/][^\s'\"\[\](),]+")
 """A path of two parts or more in a text, such as the command of a run; not that of a URL."""
-_QUOTED = re.compile(r"'(?:[^'/]*=)?((?:/|~/)[^']*/[^']+)'")
+_QUOTED = re.compile(r"'(?:[^'/]*=)?((?:/|~/)[^'/]*/[^']+)'")
 """One with spaces, as a shell quotes it, alone or behind the key of an override."""
 
 
