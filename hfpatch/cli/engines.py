@@ -32,7 +32,7 @@ LaunchConfig = Annotated[
     typer.Option("--accelerate-config", metavar="FILE", help="accelerate's file for these processes, as for FSDP2."),
 ]
 
-_ADDRESS = re.compile(r"auto|local|[^=\s]+:\d*|ray://\S*")
+_ADDRESS = re.compile(r"|auto|local|[^=\s]+:\d*|ray://\S*")
 
 
 class EngineCommand(TyperCommand):
@@ -44,9 +44,9 @@ class EngineCommand(TyperCommand):
         Where the recipe comes first, the next word is an address or, with ``=``, an override.
         """
         words, recipe_is_first = list[str](), not "".join(args[:1]).startswith("-")
-        for word, following in zip_longest(args, args[1:], fillvalue=""):
+        for word, following in zip_longest(args, args[1:], fillvalue="-"):
             words.append(word)
-            is_address = recipe_is_first and following and not following.startswith("-") and "=" not in following
+            is_address = recipe_is_first and not following.startswith("-") and "=" not in following
             if word == "--ray" and not (is_address or _ADDRESS.fullmatch(following)):
                 words.append("local")
         return list(super().parse_args(ctx, words))

@@ -15,6 +15,8 @@ from hfpatch.cli.engines import EngineCommand
         (["--ray", "auto", "a=b:1"], ["--ray", "auto", "a=b:1"]),
         (["--ray", "ray://head:10001"], ["--ray", "ray://head:10001"]),
         (["--ray", "10.0.0.1:6379"], ["--ray", "10.0.0.1:6379"]),
+        (["r", "--ray", ""], ["r", "--ray", ""]),  # such as "$HEAD" where it is not set
+        (["--ray", "", "r"], ["--ray", "", "r"]),
     ],
 )
 def test_ray_without_an_address_is_this_machine(words, arguments):

@@ -97,6 +97,7 @@ def test_an_address_that_does_not_answer_is_refused_at_once(cluster, prefix, mon
 @pytest.mark.parametrize(
     "address",
     [
+        "''",
         "abc",
         "head:",
         "head:abc",
@@ -110,7 +111,7 @@ def test_an_address_that_does_not_answer_is_refused_at_once(cluster, prefix, mon
     ],
 )
 def test_a_bad_address_is_one_line_with_what_is_expected(address, tmp_path, capsys):
-    assert main(["compare", "quickstart", "--ray", address, "--out", str(tmp_path / "out")]) == 2
+    assert main(["compare", "quickstart", "--ray", address.strip("'"), "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == (
         f"hfpatch: error: --ray {address}: write the address of a cluster as HOST:PORT, ray://HOST:PORT or auto, or "
         "leave it out for Ray on this machine\n"

@@ -42,8 +42,8 @@ class EngineSettings:
             match = _ADDRESS.fullmatch(str(self.ray))
             if match is None or not 0 < int(match[1]) < 2**16:
                 raise HfpatchError(
-                    f"--ray {self.ray}: write the address of a cluster as HOST:PORT, ray://HOST:PORT or auto, or leave "
-                    "it out for Ray on this machine"
+                    f"--ray {self.ray or repr('')}: write the address of a cluster as HOST:PORT, ray://HOST:PORT or "
+                    "auto, or leave it out for Ray on this machine"
                 )
         gpus = self.gpus_per_run or 0.0
         if gpus > 1 and not float(gpus).is_integer():
