@@ -83,7 +83,8 @@ def run_card(results: ComparisonResults) -> str:
     """Return the card of a repository that holds a whole run."""
     given = str(results.model.get("name") or "")
     name = shown_base(given) or "the base"
-    header = {"library_name": "peft", "base_model": hub_id(name), "license": base_licence(given), "tags": TAGS}
+    of_hub = hub_id(name) if results.model.get("revision") else None  # a folder has no commit
+    header = {"library_name": "peft", "base_model": of_hub, "license": base_licence(given), "tags": TAGS}
     sections = [
         front(header),
         f"# {escape(results.name)}: patches for {escape(name)}",

@@ -17,7 +17,7 @@ from families import make_model
 from huggingface_hub import HfApi, constants
 from peft import get_peft_model
 from reporting.conftest import example, write_run
-from transformers import Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 import hfpatch
 from hfpatch import HfpatchError, sharing
@@ -192,6 +192,24 @@ def test_paths_of_this_machine_are_cut_down_to_names(tmp_path):
     assert yaml.safe_load(texts["recipe.yaml"]) == cut
     assert json.loads(texts["results.json"])["model"]["name"] == "büro & co"
     assert json.loads(texts["results.json"])["warnings"] == ["train.txt: see https://example.org/some/page, 3/4 of it"]
+
+
+def test_a_base_in_a_relative_folder_is_none_of_the_hub(tmp_path, monkeypatch):
+    """The folder of an organisation's model has the name of its repository; it is pushed from another folder."""
+    monkeypatch.chdir(tmp_path)
+    make_model("gpt2").save_pretrained("org/model")
+    model = hfpatch.patch(AutoModelForCausalLM.from_pretrained("org/model"), hfpatch.PreProjectionConfig())
+    hfpatch.save_patch(model, "patch")
+    folders, values = [], example()
+    for name, commit in (("local", None), ("hub", "a" * 40)):
+        values["model"] |= {"name": "org/model", "revision": commit}
+        folders.append(write_run(tmp_path / name, values))
+    monkeypatch.chdir(tmp_path.parent)
+    patch = contents(tmp_path / "patch")
+    assert json.loads(patch["pre_projection/adapter_config.json"])["base_model_name_or_path"] == "model"
+    local, hub = (contents(folder)["README.md"].decode() for folder in folders)
+    assert "base_model:" not in local
+    assert "base_model: org/model" in hub
 
 
 def test_one_method_stands_at_the_top_ready_to_be_loaded(run):
