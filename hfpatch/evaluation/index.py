@@ -20,13 +20,6 @@ from hfpatch.support.files import sha256_file
 from hfpatch.support.folders import eval_dir
 
 TASKS = ("TASK", "PY_TASK")
-LISTS = {
-    "list": {},
-    "list_groups": {"list_subtasks": False, "list_tags": False},
-    "list_subtasks": {"list_groups": False, "list_tags": False},
-    "list_tags": {"list_groups": False, "list_subtasks": False},
-}
-"""The values of ``--tasks`` that list tasks, with the options of ``TaskManager.list_all_tasks``."""
 _DEFINED = re.compile(r"""^(?:task|group|tag):[ \t]+["']?([\w.:-]+)["']?[ \t]*$""", re.MULTILINE)
 _HFPATCH_FOLDERS = tuple(eval_dir() / folder for folder in ("tinyworld", "paper", "metamath"))
 Index = dict[str, Any]
@@ -65,11 +58,12 @@ def file_stamp(files: Iterable[Path]) -> Stamp:
 
 
 def list_tasks(what: str, include_path: Path | None = None) -> str:
-    """Return lm-eval's tables of all tasks, groups and tags, one of :data:`LISTS`, with hfpatch's and the user's."""
+    """Return lm-eval's tables of tasks, groups and tags, with hfpatch's and the user's: all, or that of ``what``."""
     added = AddedFolder.at(include_path).path
     folders = [*_HFPATCH_FOLDERS, *([added] if added is not None else [])]
+    shown = {name: what in ("list", name) for name in ("list_groups", "list_subtasks", "list_tags")}
     with quiet():
-        return str(TaskManager(include_path=folders).list_all_tasks(**LISTS[what]))
+        return str(TaskManager(include_path=folders).list_all_tasks(**shown))
 
 
 @lru_cache(maxsize=64)
