@@ -78,7 +78,7 @@ def check_match(where: str, name: str, part: Mapping[str, Any], methods: Mapping
         return
     if target is None:
         raise HfpatchError(f"{where}.match is null, which is no size; leave it out, or write the part without it")
-    if target not in methods:
+    if not isinstance(target, str) or target not in methods:
         raise HfpatchError(
             f"{where}.match is {target!r}, which is not among methods{nearest(str(target), others)}, nor a number of "
             "parameters, nor a share of the base's such as 0.1%"

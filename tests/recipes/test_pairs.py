@@ -123,6 +123,10 @@ def test_controls_of_a_nonlinear_query_change_what_it_changes():
         "key": [("linear_key", LINEAR_QUERY), heat],
         "value": [("linear_value", LINEAR_QUERY)],  # no temperature of the logits is a part of it
     }
+    wrong = {
+        f"{name}_{value}": [{**of["query"][0], name: value}] for name in ("targets", "form") for value in (5, {}, None)
+    }
+    assert not any(LINEAR_QUERY in dict(controls).values() for controls in named({**wrong, **linear}).values())
 
 
 def test_a_linear_one_with_a_skip_is_no_part_of_one_without():
