@@ -23,7 +23,8 @@ from hfpatch.sites import base_model, select_sites, survey
 from hfpatch.support import plugins
 from hfpatch.surgery.budget import attention_modules, count_added, match_size, parameter_count
 from hfpatch.tuners.checks import require_injectable
-from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.config import MethodConfig, option_types
+from hfpatch.tuners.options import fitting
 from hfpatch.tuners.registration import require_loaded, require_method
 
 Part = Mapping[str, Any]
@@ -32,7 +33,10 @@ Methods = Mapping[str, Sequence[Part]]
 LORA = "lora"
 ATTENTION = "attention"
 SHORTHANDS = (ATTENTION, "mlp", "all-linear")
-_INTERNAL_KEYS = {"peft_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version"}
+_INTERNAL_KEYS = {
+    "peft_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version",
+    "runtime_config",  # how LoRA computes on this machine
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -253,18 +257,23 @@ def _known(where: str, part: Part) -> Part:
 
 def _config(where: str, part: Part) -> PeftConfig:
     kind = str(part["type"])
+    cls = method_classes()[kind]
     fields = {key: value for key, value in part.items() if key not in ("type", "match")}
     try:
+        if not issubclass(cls, MethodConfig):  # PEFT itself takes "false" for True
+            for name, hint in option_types(cls).items():
+                if name in fields and (fields[name] is not None or getattr(cls, name, None) is not None):
+                    fitting(name, fields[name], hint)
         if kind == LORA:
             if isinstance(targets := fields.get("target_modules") or [], str):
                 fields["target_modules"] = [targets]
             fields.setdefault("lora_alpha", 2 * int(fields.get("r", 8)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            config: PeftConfig = method_classes()[kind](**fields)
+            config: PeftConfig = cls(**fields)
         require_injectable(config)
     except (ValueError, TypeError) as error:
         raise HfpatchError(f"{where}: {' '.join(str(error).split())}") from error
-    if kind == LORA and (not isinstance(config.r, int) or config.r < 1):
+    if kind == LORA and config.r < 1:
         raise HfpatchError(f"{where}: r={config.r} must be a whole number of at least 1")
     return config

@@ -185,8 +185,8 @@ class MethodConfig(PeftConfig):
             card.write_text(f"{text.rstrip()}\n{_TO_LOAD.format(module=module)}", encoding="utf-8")
 
 
-def option_types(cls: type[MethodConfig]) -> dict[str, Any]:
-    """Return the types of a method's options by name, including the options that all methods have.
+def option_types(cls: type[PeftConfig]) -> dict[str, Any]:
+    """Return the types of the options of a method, hfpatch's or PEFT's, by name, including those that all methods have.
 
     Raises:
         NameError: if an annotation names something that the class's module does not have.
