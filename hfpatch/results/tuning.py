@@ -65,11 +65,6 @@ class Choice(Part):
         """Whether a trial came to its end, so that there is a best one."""
         return self.loss is not None
 
-    @property
-    def rate(self) -> float | None:
-        """The learning rate, or None if it is no number."""
-        return _rate(self.values)
-
 
 def _rate(values: Values) -> float | None:
     rate = values.get("lr")
