@@ -195,10 +195,8 @@ def unit_text(metric: str, scale: Scale) -> str:
 
 def signed(value: float, digits: int) -> str:
     """Format with a sign and ``digits`` decimals; a rounded zero has no sign."""
-    if not math.isfinite(value):
-        return decimal(value, digits)
-    text = f"{abs(value):.{digits}f}"
-    return text if float(text) == 0 else ("+" if value > 0 else MINUS) + text
+    text = decimal(value, digits)
+    return f"+{text}" if 0 < value < math.inf and float(text) != 0 else text
 
 
 def decimal(value: float, digits: int) -> str:
@@ -234,6 +232,12 @@ def digits_for(change: Change) -> int:
 def interval(low: float, high: float, digits: int) -> str:
     """Format an interval as ``[low, high]``."""
     return f"[{decimal(low, digits)}, {decimal(high, digits)}]"
+
+
+def share_text(value: float, low: float, high: float) -> str:
+    """Format a share with its interval, as ``97 % [95, 99]``; without one that is unbounded, and NaN as nothing."""
+    ends = f" {interval(100 * low, 100 * high, 0)}" if math.isfinite(high - low) else ""
+    return NOTHING if math.isnan(value) else f"{decimal(100 * value, 0)} %{ends}"
 
 
 def interval_of(change: Change) -> str:
@@ -282,8 +286,7 @@ def significant(value: float, digits: int) -> str:
     if not 1e-4 <= abs(value) < 1e9:
         return f"{value:.{digits - 1}e}".replace("-", MINUS)
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
-    text = f"{abs(value):,.{max(0, decimals)}f}"
-    return MINUS + text if value < 0 else text
+    return f"{value:,.{max(0, decimals)}f}".replace("-", MINUS)
 
 
 def ratio(value: float) -> str:

@@ -11,7 +11,7 @@ from hfpatch.errors import listed
 from hfpatch.recipes.pairs import controls_of
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
-from hfpatch.reporting.numbers import NOTHING, Scale, decimal, metric_text, outcome_of, scale_of, verdict_text
+from hfpatch.reporting.numbers import NOTHING, Scale, metric_text, outcome_of, scale_of, share_text, verdict_text
 from hfpatch.results.comparison import ComparisonResults
 
 _HALF = 0.5
@@ -35,8 +35,7 @@ class Share:
     high: float
 
     def __str__(self) -> str:
-        value, low, high = (decimal(100 * part, 0) for part in (self.value, self.low, self.high))
-        return f"{value} % [{low}, {high}]"
+        return share_text(self.value, self.low, self.high)
 
 
 def fieller(method: float, control: float, method_reach: float, control_reach: float, product: float) -> Share | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from hfpatch.recipes.retention import text_of
 from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.numbers import (
@@ -12,21 +10,12 @@ from hfpatch.reporting.numbers import (
     Scale,
     change_text,
     count,
-    decimal,
     outcome_of,
+    share_text,
 )
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.parts import Comparison
-from hfpatch.results.retention import AGREEMENT, RETENTION, KeptAnswers, Retention
-
-
-def shares_text(one: KeptAnswers) -> tuple[str, str]:
-    """Format the shares that were kept and won, as ``97 % [95, 99]``."""
-    texts = []
-    for value, low, high in ((one.kept, one.kept_low, one.kept_high), (one.won, one.won_low, one.won_high)):
-        ends = f" [{decimal(100 * low, 0)}, {decimal(100 * high, 0)}]" if math.isfinite(high - low) else ""
-        texts.append(NOTHING if math.isnan(value) else f"{decimal(100 * value, 0)} %{ends}")  # NaN: of nothing
-    return texts[0], texts[1]
+from hfpatch.results.retention import AGREEMENT, RETENTION, Retention
 
 
 def answers_table(results: ComparisonResults) -> Table:
@@ -34,12 +23,11 @@ def answers_table(results: ComparisonResults) -> Table:
     keep = results.retention.tasks if results.retention is not None else list(results.tasks)
     shown = [pair for pair in results.kept or () if pair.task in keep]
     tasks = {pair.task: f"right {count(pair.right)}, wrong {count(pair.wrong)}" for pair in shown}
-    by_pair = {(pair.method, pair.task): pair for pair in shown}
-    rows = []
-    for method in dict.fromkeys(pair.method for pair in shown):
-        of_method = (by_pair.get((method, task)) for task in tasks)
-        cells = [NOTHING if pair is None else Cell(shares_text(pair)) for pair in of_method]
-        rows.append(Row((method, *cells)))
+    cells: dict[str, dict[str, Cell]] = {}  # by method and task
+    for pair in shown:
+        kept = share_text(pair.kept, pair.kept_low, pair.kept_high)
+        cells.setdefault(pair.method, {})[pair.task] = Cell((kept, share_text(pair.won, pair.won_low, pair.won_high)))
+    rows = [Row((method, *(of_method.get(task, NOTHING) for task in tasks))) for method, of_method in cells.items()]
     columns = Column("method"), *(Column(task, (counts,), number=True) for task, counts in tasks.items())
     caption = (
         "The share of the base's right answers that a method keeps; below, of its wrong ones that it wins. Each share "
