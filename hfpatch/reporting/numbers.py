@@ -296,6 +296,11 @@ def ratio(value: float) -> str:
     return significant(value, 2) if value >= 0.001 else "under 0.001"
 
 
+def times_text(value: float | None) -> str:
+    """Format a ratio to two significant digits; None is one without a bound."""
+    return "∞" if value is None else f"{value:.0f}" if value >= 99.5 else f"{value:.2g}"
+
+
 def count(value: float | None) -> str:
     """Format a whole number with thousands separators."""
     return NOTHING if value is None else f"{value:,.0f}"

@@ -31,13 +31,6 @@ class Exchange(Part):
     more_than: Measured = None
     less_than: Measured = None
 
-    @property
-    def bounds(self) -> str:
-        """The bounds of a rate that cannot be told, in words: ``more than 46``; "" without any."""
-        more = "" if self.more_than is None else f"more than {times_text(self.more_than)}"
-        less = "" if self.less_than is None else f"less than {times_text(self.less_than)}"
-        return " and ".join(filter(None, [more, less]))
-
 
 class FrontierLine(Part):
     """One method.
@@ -67,8 +60,3 @@ class Frontier(Part):
     metric: str
     reference: str | None = None
     lines: list[FrontierLine] = Field(default_factory=list)
-
-
-def times_text(value: float | None) -> str:
-    """Format a ratio to two significant digits."""
-    return "∞" if value is None else f"{value:.0f}" if value >= 99.5 else f"{value:.2g}"

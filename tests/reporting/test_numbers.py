@@ -24,8 +24,8 @@ from hfpatch.reporting.numbers import (
     signed,
     signed_size,
     significant,
+    times_text,
 )
-from hfpatch.results.frontier import times_text
 from hfpatch.results.verdicts import Verdict
 
 

@@ -113,7 +113,7 @@ def comparison_document(material: Sequence[RunData]) -> doc.Document:
 
 def _answer(results: ComparisonResults, figures: Sequence[doc.Figure] = ()) -> list[doc.Block]:
     """Return the answer in sentences, its figures, and one table."""
-    table = headline_table(results) if results.frontier is None else budget_table(results)
+    table = headline_table(results) if results.frontier is None else budget_table(results, results.frontier)
     blocks: list[doc.Block] = [doc.Text(lead(results), "headline"), sentences(results), *figures]
     blocks += [table] if table.rows else []
     blocks += [doc.Text(changed, "caption")] if (changed := changed_text(results)) else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -21,39 +22,30 @@ from hfpatch.reporting.numbers import (
     short_count,
     signed,
     task_text,
+    times_text,
     unit_text,
 )
 from hfpatch.reporting.theme import INK, MUTED, Style, report_style, short, styles
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.frontier import Exchange, Frontier, FrontierLine, times_text
+from hfpatch.results.frontier import Exchange, Frontier, FrontierLine
 from hfpatch.results.tables import Record
 from hfpatch.results.verdicts import Verdict
 
 
-def against_reference(results: ComparisonResults, line: FrontierLine) -> dict[str, Verdict]:
+def against_reference(results: ComparisonResults, frontier: Frontier, line: FrontierLine) -> dict[str, Verdict]:
     """Return the verdict of each budget of a method against the reference of the same budget, by the method's point."""
-    frontier = results.frontier
-    reference = next((line for line in frontier.lines if line.method == frontier.reference), None) if frontier else None
-    if frontier is None or reference is None:
-        return {}
+    others = [point for other in frontier.lines if other.method == frontier.reference for point in other.points]
     tested: dict[str, Verdict] = {}
-    for point in line.points:
-        made = (results.verdict(point, frontier.task, other) for other in reference.points)
-        verdict = next((verdict for verdict in made if verdict is not None and verdict.tone != "not tested"), None)
-        tested |= {point: verdict} if verdict is not None else {}
+    for point, other in product(line.points, others):
+        verdict = results.verdict(point, frontier.task, other)
+        if verdict is not None and verdict.tone != "not tested":
+            tested.setdefault(point, verdict)
     return tested
 
 
-def budget_table(results: ComparisonResults) -> doc.Table:
-    """Build the table of gains by budget, with their outcomes against the reference, and of parameters for equal gain.
-
-    Raises:
-        ValueError: if the results have no budgets.
-    """
-    frontier = results.frontier
-    if frontier is None:
-        raise ValueError("the results have no budgets")
-    against = {line.method: against_reference(results, line) for line in frontier.lines}
+def budget_table(results: ComparisonResults, frontier: Frontier) -> doc.Table:
+    """Build the table of gains by budget, with their outcomes against the reference, and parameters for equal gain."""
+    against = {line.method: against_reference(results, frontier, line) for line in frontier.lines}
     budgets = list(_budgets(results, frontier))
     alone = any(not budget_in(line.points[0]) for line in frontier.lines)
     columns = [doc.Column("method"), *(doc.Column(budget, number=True) for budget in budgets)]
@@ -77,8 +69,12 @@ def budget_table(results: ComparisonResults) -> doc.Table:
         equal = line.exchange
         if line.method == frontier.reference:
             cells.append("1")
-        elif equal is None or equal.rate is None:
-            cells.append(NOTHING if equal is None else f"{equal.bounds or 'cannot be told'} ({equal.why})")
+        elif equal is None:
+            cells.append(NOTHING)
+        elif equal.rate is None:
+            ends = {"more than": equal.more_than, "less than": equal.less_than}
+            bounds = " and ".join(f"{words} {times_text(end)}" for words, end in ends.items() if end is not None)
+            cells.append(f"{bounds or 'cannot be told'} ({equal.why})")
         else:
             cells.append(f"{times_text(equal.rate)} [{times_text(equal.low)}, {times_text(equal.high)}]")
         table.append(doc.Row(tuple(cells)))

@@ -26,6 +26,10 @@ def test_the_figure_has_a_line_a_method_and_the_lora_in_black():
     assert any(min(band) == pytest.approx(0.04) and max(band) == pytest.approx(0.36) for band in bands)  # of lora
 
 
+def table_of(results):
+    return budget_table(results, results.frontier)
+
+
 def primary(*families):
     """The question whether methods are better than the LoRA of their budget."""
     pairs = [[f"{family}@{budget}", f"lora@{budget}"] for family in families for budget in BUDGETS]
@@ -33,7 +37,7 @@ def primary(*families):
 
 
 def test_the_table_has_each_gain_and_rate_and_the_tones_of_their_verdicts():
-    table = budget_table(frontier_example())
+    table = table_of(frontier_example())
     assert [column.name for column in table.columns] == ["method", *BUDGETS, "its one size", "for equal gain"]
     rows = rows_of(table)
     assert rows["ahead"] == ["+0.20†", "+0.30†", "+0.40†", "–", "0.1 [0.05, 0.2]"]
@@ -52,13 +56,13 @@ def test_the_bounds_of_a_rate_are_shown_with_why_there_is_no_rate():
     (turning,) = [line for line in raw["frontier"]["lines"] if line["method"] == "turning"]
     turning["exchange"]["more_than"] = 26.0
     assert (
-        rows_of(budget_table(ComparisonResults.model_validate(raw)))["turning"][-1]
+        rows_of(table_of(ComparisonResults.model_validate(raw)))["turning"][-1]
         == "more than 26 (they reach no common gain)"
     )
 
 
 def test_what_no_primary_question_asks_is_called_exploratory():
-    table = budget_table(frontier_example(**primary("behind")))
+    table = table_of(frontier_example(**primary("behind")))
     marked = {name: [cell.endswith("†") for cell in cells[:3]] for name, cells in rows_of(table).items()}
     assert [name for name, marks in marked.items() if all(marks)] == ["ahead", "turning"]
     assert not any(marked["behind"])
@@ -120,7 +124,7 @@ def test_only_budgets_that_were_tested_have_a_tone():
     gone, untested = results.verdict("ahead@10k", "held_out_text", "lora@10k"), {"outcome": "not tested", "why": "gone"}
     alone = gone.model_copy(update={"method": "alone", "outcome": "worse"})
     joined = [one.model_copy(update=untested) if one == gone else one for one in results.verdicts]
-    table = budget_table(results.model_copy(update={"joined": [*joined, alone]}))
+    table = table_of(results.model_copy(update={"joined": [*joined, alone]}))
     tones = {str(row.cells[0]): [getattr(cell, "tone", None) for cell in row.cells[1:5]] for row in table.rows}
     assert tones["ahead"] == ["better", None, "better", None]
     assert tones["alone"] == [None, None, None, "worse"]
@@ -133,20 +137,20 @@ def test_the_budgets_at_which_only_the_rates_tried_decide_are_marked(tried):
         one.model_copy(update={"at_rates_tried": one.method in [f"ahead@{budget}" for budget in tried] or None})
         for one in results.verdicts
     ]
-    table = budget_table(results.model_copy(update={"joined": joined}))
+    table = table_of(results.model_copy(update={"joined": joined}))
     assert [cell.endswith("‡") for cell in rows_of(table)["ahead"][:3]] == [name in tried for name in BUDGETS]
     assert table.explained.endswith("‡: at the rates tried.") == bool(tried)
 
 
 def test_each_budget_has_the_verdict_against_the_lora_of_its_own():
     results = frontier_example()
-    tested = against_reference(results, line_of(results, "ahead"))
+    tested = against_reference(results, results.frontier, line_of(results, "ahead"))
     assert {point: verdict.other for point, verdict in tested.items()} == {
         f"ahead@{budget}": f"lora@{budget}" for budget in ("1k", "10k", "100k")
     }
     assert {verdict.family for verdict in tested.values()} == {3 * (len(GAINS) - 1)}  # all budgets of all methods
     alone = results.model_copy(update={"frontier": results.frontier.model_copy(update={"reference": None})})
-    assert against_reference(alone, line_of(alone, "ahead")) == {}
+    assert against_reference(alone, alone.frontier, line_of(alone, "ahead")) == {}
 
 
 def test_some_methods_and_labels():
@@ -162,4 +166,4 @@ def test_some_methods_and_labels():
     }
     labelled = results.model_copy(update={"methods": methods}).labelled()
     assert labelled.frontier.reference == "LoRA"
-    assert budget_table(labelled).columns[-1].notes == ("× LoRA",)
+    assert table_of(labelled).columns[-1].notes == ("× LoRA",)
