@@ -94,17 +94,13 @@ def comparison_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults
 
 def _size_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults) -> Iterator[str]:
     """Yield a sentence for each method whose size does not match that of methods compared with it."""
-    smaller = {
-        (name, control)
-        for name, controls in controls_of(recipe.methods).items()
-        for control, keeps in controls.items()
-        if keeps not in OF_SAME_SIZE
-    }
+    controls = controls_of(recipe.methods)
     sizes = {name: method.trainable for name, method in results.methods.items()}
     unmatched: dict[str, list[str]] = {}
     for name, others in references(recipe).items():
         for other in others:
-            if (name, other) in smaller or other == results.baseline:  # a part of the method, smaller by design
+            part = controls.get(name, {}).get(other)
+            if other == results.baseline or (part is not None and part not in OF_SAME_SIZE):  # smaller by design
                 continue
             if abs(sizes[other] - sizes[name]) > SAME_SIZE * sizes[name]:
                 ratio = f"{name} ({sizes[name]:,}, a ratio of {sizes[other] / sizes[name]:.2f})"

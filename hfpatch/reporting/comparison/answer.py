@@ -214,7 +214,6 @@ def headline_table(results: ComparisonResults) -> Table:
         units = [unit_text(results.deciding[task].metric, gain.scale) for gain in gains.values()]
         gain_cells = [signed_size(gains[name]) if name in gains else NOTHING for name in order]
         columns.append((Column("gain", (task_text(task), *units[:1]), number=True, tip=_GAIN), gain_cells))
-    if task is not None:
         cells = [_against(results, name, task, controls[name]) for name in order]
         if not shared:  # each cell names its own
             cells = [_naming(controls[name], cell) for name, cell in zip(order, cells, strict=True)]
