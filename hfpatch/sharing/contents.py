@@ -56,10 +56,11 @@ def contents(
         HfpatchError: if the folder is none of these, a study or has no such patch, a patch or a model is damaged, or
             if a seed is given without a method.
     """
-    if not (folder / "results.json").is_file():
+    is_model = any((folder / name).is_file() for name in _MARKERS)  # one from the hub may have the report of its run
+    if not (folder / "results.json").is_file() or (is_model and not (folder / "runs").is_dir()):
         if method is not None or seed is not None:
             raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
-        if any((folder / name).is_file() for name in _MARKERS):
+        if is_model:
             base = [] if (folder / "config.json").is_file() else ["model.safetensors"]  # beside a patch, by Trainer
             return {name: file for name, file in _tree(folder, folder).items() if name not in base}
         raise HfpatchError(

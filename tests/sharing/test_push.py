@@ -283,6 +283,17 @@ def test_a_patch_alone_goes_whole(tmp_path):
     assert {path for path in files if "/" not in path} == {"patch.json", "README.md"}
 
 
+def test_a_copy_of_a_pushed_patch_is_a_patch(run, tmp_path):
+    """With the report of its run beside it; what was downloaded can be pushed again."""
+    files = contents(run, method="lora")
+    for name, file in files.items():
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / name).write_bytes(file if isinstance(file, bytes) else file.read_bytes())
+    assert contents(tmp_path / "copy") == {name: tmp_path / "copy" / name for name in files}
+    with pytest.raises(HfpatchError, match="leave them out"):
+        contents(tmp_path / "copy", method="lora")
+
+
 def test_what_trainer_resumes_from_is_left_out(tmp_path):
     """Its pickles name paths of this machine, and the optimiser's state is larger than the patch."""
     options = {"max_steps": 1, "save_steps": 1, "report_to": [], "use_cpu": True, "disable_tqdm": True}
