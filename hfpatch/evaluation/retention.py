@@ -6,6 +6,7 @@ Each document has a record and each text a score, which are compared like those 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from hfpatch.evaluation.clusters import count_groups
 from hfpatch.evaluation.comparison import compare_by, find_dependent
 from hfpatch.evaluation.metrics import Array, Metric, metric_named, metric_of
 from hfpatch.evaluation.reading import Records
-from hfpatch.evaluation.stats import over_documents
+from hfpatch.evaluation.stats import Estimate, Part, over_documents
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import NATS_PER_TOKEN, Clusters, Comparison, TaskResult
 from hfpatch.results.records import hash_documents
-from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION, KeptAnswers, RetentionPoint, kept_answers
+from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION, KeptAnswers, RetentionPoint
 from hfpatch.support.files import hash_values, write_text
 
 
@@ -175,6 +176,28 @@ def kept_of(
             values = {run: np.asarray(v) for run, v in records.read_runs(result, [base, *runs]).items()}
             if all(np.isin(value, (0.0, 1.0)).all() for value in values.values()):
                 grouped = result.clusters is not None or task in in_groups
-                table = np.stack([values[run] for run in runs])
-                kept.append(kept_answers(method, task, values[base], table, grouped=grouped))
+                right, answers = values[base] == 1, np.stack([values[run] for run in runs])
+                shares = share_of("kept", answers[:, right], grouped) | share_of("won", answers[:, ~right], grouped)
+                counts = {"seeds": len(runs), "right": int(right.sum()), "wrong": int((~right).sum())}
+                kept.append(KeptAnswers(method=method, task=task, **counts, **shares))
     return kept
+
+
+def share_of(name: str, answers: Array, grouped: bool) -> dict[str, float]:
+    """Return the share of right answers, (seeds, documents), and its interval over both, by field of `KeptAnswers`.
+
+    One document right and one wrong are added for the interval, so that documents that all agree have some variation.
+    Where documents come in groups there is none.
+    """
+    seeds, documents = answers.shape
+    if not documents:
+        return {name: math.nan}
+    value = float(answers.mean())
+    if grouped:
+        return {name: value}
+    of_documents = np.append(answers.mean(axis=0), [1.0, 0.0])
+    parts = [Part(float(of_documents.std(ddof=1)) / math.sqrt(documents + 2), documents + 1.0)]
+    if seeds > 1:
+        parts.append(Part(float(answers.mean(axis=1).std(ddof=1)) / math.sqrt(seeds), seeds - 1.0))
+    low, high = Estimate(value, tuple(parts)).interval
+    return {name: value, f"{name}_low": max(0.0, low), f"{name}_high": min(1.0, high)}

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from hfpatch.results.decision import ALPHA, reach
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import Comparison, High, Low, Measured, Number, Part, Score, Task, Values
 
@@ -110,50 +107,6 @@ class KeptAnswers(Part):
     won: Number
     won_low: Low = -math.inf
     won_high: High = math.inf
-
-
-def kept_answers(
-    method: str, task: str, base: NDArray[np.float64], answers: NDArray[np.float64], *, grouped: bool = False
-) -> KeptAnswers:
-    """Return the kept and won answers of a task.
-
-    Args:
-        method: the method's name.
-        task: the task's.
-        base: the base's answers, (documents,), 1 right and 0 wrong.
-        answers: the method's, (seeds, documents).
-        grouped: whether documents come in groups; the shares then have no interval.
-    """
-    right = base == 1
-    return KeptAnswers(
-        method=method,
-        task=task,
-        seeds=len(answers),
-        right=int(right.sum()),
-        wrong=int((~right).sum()),
-        **_share("kept", answers[:, right], grouped),
-        **_share("won", answers[:, ~right], grouped),
-    )
-
-
-def _share(name: str, answers: NDArray[np.float64], grouped: bool) -> dict[str, float]:
-    """Return the share of right answers, (seeds, documents), over seeds and documents, and its interval, by field.
-
-    The interval is that of :class:`hfpatch.evaluation.stats.Estimate`, with one document right and one wrong added so
-    that documents that all agree have some variation.
-    """
-    seeds, documents = answers.shape
-    if not documents:
-        return {name: math.nan}
-    value = float(answers.mean())
-    if grouped:
-        return {name: value}
-    of_documents = np.append(answers.mean(axis=0), [1.0, 0.0])
-    parts = [(float(of_documents.std(ddof=1)) / math.sqrt(documents + 2), documents + 1.0)]
-    if seeds > 1:
-        parts.append((float(answers.mean(axis=1).std(ddof=1)) / math.sqrt(seeds), seeds - 1.0))
-    half = float(reach(parts, ALPHA))
-    return {name: value, f"{name}_low": max(0.0, value - half), f"{name}_high": min(1.0, value + half)}
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

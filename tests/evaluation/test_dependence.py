@@ -191,6 +191,7 @@ def test_shares_of_dependent_documents_have_no_interval(tmp_path):
     made = compare(Records(runs), tasks, {"it": ["baseline"]})
     assert made[0].clusters.run is not None
     (plain,), (grouped,) = (kept_of(Records(runs), ["it"], tasks, compared) for compared in ([], made))
-    assert (plain.kept, plain.won) == (grouped.kept, grouped.won)
+    assert (plain.kept, plain.won) == (grouped.kept, grouped.won) == (1.0, answers[right == 0].mean())
+    assert (plain.seeds, plain.right, plain.wrong) == (1, 60, 60)
     assert np.isfinite(plain.won_low)
     assert not np.isfinite(grouped.won_low)

@@ -8,10 +8,10 @@ from scipy import stats
 
 from hfpatch.data.documents import Documents
 from hfpatch.evaluation import Records
-from hfpatch.evaluation.retention import compare_points, retained_result
+from hfpatch.evaluation.retention import compare_points, retained_result, share_of
 from hfpatch.results.parts import Clusters
 from hfpatch.results.records import write_values
-from hfpatch.results.retention import RetentionPoint
+from hfpatch.results.retention import KeptAnswers, RetentionPoint
 
 TASK = "retention_old"
 DOCUMENTS = 30
@@ -88,3 +88,24 @@ def test_differences_have_intervals_over_seeds_and_documents_or_groups(tmp_path,
     assert texts[TASK].clusters == scored.clusters == one.clusters == clusters
     rows = [json.loads(line) for line in (folder / f"{TASK}.jsonl").read_text().splitlines()]
     assert [row.get("cluster") for row in rows] == [str(name) if grouped else None for name in names]
+
+
+def test_a_share_of_answers_and_its_interval_over_seeds_and_documents():
+    seeds = np.ones((2, 40))
+    seeds[0, :10] = seeds[1, 5:14] = 0
+    shares = share_of("kept", seeds, grouped=False)
+    of_documents = np.r_[seeds.mean(axis=0), 1, 0]  # one right and one wrong are added
+    errors = [(of_documents.std(ddof=1) / math.sqrt(42), 41), (np.std([30 / 40, 31 / 40], ddof=1) / math.sqrt(2), 1)]
+    half = math.sqrt(sum((stats.t.ppf(0.975, freedom) * error) ** 2 for error, freedom in errors))
+    assert shares == pytest.approx({"kept": 61 / 80, "kept_low": 61 / 80 - half, "kept_high": 61 / 80 + half})
+
+
+def test_shares_of_all_and_of_none():
+    shares = share_of("kept", np.ones((1, 3)), grouped=False)
+    assert shares["kept"] == shares["kept_high"] == 1.0
+    assert 0 < shares["kept_low"] < 1  # three documents that agree do not show that all would
+    assert math.isnan(share_of("won", np.ones((1, 0)), grouped=False)["won"])
+    grouped = share_of("kept", np.ones((1, 3)), grouped=True) | share_of("won", np.zeros((1, 2)), grouped=True)
+    kept = KeptAnswers(method="lora", task="quiz", seeds=1, right=3, wrong=2, **grouped)
+    assert (kept.kept, kept.won, kept.kept_low, kept.kept_high) == (1.0, 0.0, -math.inf, math.inf)
+    assert json.loads(json.dumps(kept.to_json()))["kept_low"] is None

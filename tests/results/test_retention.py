@@ -1,14 +1,11 @@
 import json
-import math
 
-import numpy as np
 import pytest
-from scipy import stats
 
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.layout import Method, Parameters
 from hfpatch.results.parts import Comparison
-from hfpatch.results.retention import KL, Retention, RetentionPoint, front, kept_answers
+from hfpatch.results.retention import KL, Retention, RetentionPoint, front
 
 TEXT = "retention_old"
 
@@ -22,29 +19,6 @@ def change(method, difference, p, *, task=TEXT, metric="bits_per_byte"):
 
 def point(method, scale=1.0, loss=None, comparisons=()):
     return RetentionPoint(method=method, scale=scale, tuning_loss=loss, comparisons=list(comparisons))
-
-
-def test_kept_and_won_are_shares_of_what_the_base_has_right_and_wrong():
-    base = np.repeat([1.0, 0.0], [40, 2])
-    seeds = np.ones((2, 42))
-    seeds[0, :10] = seeds[1, 5:14] = seeds[0, 41] = seeds[1, 40:] = 0
-    answers = kept_answers("lora", "quiz", base, seeds)
-    assert (answers.right, answers.wrong, answers.seeds, answers.kept, answers.won) == (40, 2, 2, 61 / 80, 1 / 4)
-    of_documents = np.r_[seeds[:, :40].mean(axis=0), 1, 0]  # one right and one wrong are added
-    errors = [(of_documents.std(ddof=1) / math.sqrt(42), 41), (np.std([30 / 40, 31 / 40], ddof=1) / math.sqrt(2), 1)]
-    half = math.sqrt(sum((stats.t.ppf(0.975, freedom) * error) ** 2 for error, freedom in errors))
-    assert (answers.kept_low, answers.kept_high) == pytest.approx((61 / 80 - half, 61 / 80 + half))
-
-
-def test_shares_of_all_and_of_none():
-    base = np.array([1.0, 1, 1])
-    answers = kept_answers("lora", "quiz", base, np.ones((1, 3)))
-    assert answers.kept == answers.kept_high == 1.0
-    assert 0 < answers.kept_low < 1  # three documents that agree do not show that all would
-    assert math.isnan(answers.won)
-    grouped = kept_answers("lora", "quiz", base, np.ones((1, 3)), grouped=True)
-    assert (grouped.kept, grouped.kept_low, grouped.kept_high) == (1.0, -math.inf, math.inf)
-    assert json.loads(json.dumps(grouped.to_json()))["kept_low"] is None
 
 
 def test_the_verdicts_are_corrected_over_methods_and_texts_by_bits_per_byte():
