@@ -53,18 +53,20 @@ def pretrain(
 
     with interruptible(RESUME.format(folder)), choose_progress() as progress:
         results = compare(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
-    if is_first_process() and variant is None:
+    if not is_first_process():
+        return
+    if variant is None:
         print_report(folder)
-        for name, method in results["methods"].items():
-            for seed, run in method["runs"].items():
-                paths = RunPaths.of(folder, name, seed)
-                if run["train"]["diverged_step"] is None and not paths.model.is_dir():
-                    again = f"delete {paths.root} and {folder / 'results.json'}, then --resume"
-                    warnings.warn(f"{paths.model}: is missing; to train it again {again}", stacklevel=1)
-        if len(loaded.variants) == 1:
-            print(*(f"model: {model}" for model in sorted(folder.glob("runs/*/seed-*/model"))), sep="\n")
-    elif is_first_process():
-        print(f"runs of {variant}: {folder / 'runs' / str(variant)}; without --variant and with --resume: the report")
+    else:
+        print(f"runs of {variant}: {folder / 'runs' / variant}; without --variant and with --resume: the report")
+    for name in loaded.variants if variant is None else [variant]:
+        for seed, run in results["methods"][name]["runs"].items():
+            paths = RunPaths.of(folder, name, seed)
+            if run["train"]["diverged_step"] is None and not paths.model.is_dir():
+                again = f"delete {paths.root} and {folder / 'results.json'}, then --resume"
+                warnings.warn(f"{paths.model}: is missing; to train it again {again}", stacklevel=1)
+    if variant is None and len(loaded.variants) == 1:
+        print(*(f"model: {model}" for model in sorted(folder.glob("runs/*/seed-*/model"))), sep="\n")
 
 
 def tokenize(
