@@ -59,7 +59,7 @@ def write_patch(model: Any, folder: Path, directory: Path) -> None:
         entry = Adapter(name=name, method=method_name(config), sha256=sha256, module=home_of(config) or None)
         saved = copy.deepcopy(config)
         saved.inference_mode = True
-        if (source := saved.base_model_name_or_path) and Path(source).is_dir():  # relative, it looks like a hub id
+        if (source := saved.base_model_name_or_path) and Path(source).exists():  # relative, it looks like a hub id
             saved.base_model_name_or_path = str(Path(source).absolute())
         for key, value in vars(saved).items():
             if isinstance(value, set):  # which PEFT would write in an order that changes from process to process

@@ -14,6 +14,7 @@ import torch
 import yaml
 from cli.conftest import refused
 from families import make_model
+from gguf_models import write_gguf
 from huggingface_hub import HfApi, constants
 from peft import get_peft_model
 from reporting.conftest import example, write_run
@@ -26,6 +27,7 @@ from hfpatch.recipes.strict import write_yaml
 from hfpatch.reporting import write_report
 from hfpatch.sharing.contents import _is_limited, contents
 from hfpatch.support.files import sha256_file
+from hfpatch.surgery.bases import load_base
 from hfpatch.surgery.manifest import FORMAT
 
 
@@ -194,19 +196,22 @@ def test_paths_of_this_machine_are_cut_down_to_names(tmp_path):
     assert json.loads(texts["results.json"])["warnings"] == ["train.txt: see https://example.org/some/page, 3/4 of it"]
 
 
-def test_a_base_in_a_relative_folder_is_none_of_the_hub(tmp_path, monkeypatch):
+@pytest.mark.parametrize("base", ["org/model", "org/model/tiny.Q4_1.gguf"])
+def test_a_base_in_a_relative_folder_is_none_of_the_hub(base, tmp_path, monkeypatch):
     """The folder of an organisation's model has the name of its repository; it is pushed from another folder."""
     monkeypatch.chdir(tmp_path)
     make_model("gpt2").save_pretrained("org/model")
-    model = hfpatch.patch(AutoModelForCausalLM.from_pretrained("org/model"), hfpatch.PreProjectionConfig())
-    hfpatch.save_patch(model, "patch")
+    write_gguf(tmp_path / "org/model/tiny.Q4_1.gguf", "llama", "Q4_1")
+    is_gguf = base.endswith("gguf")  # else without its tokenizer
+    model = load_base(base).model if is_gguf else AutoModelForCausalLM.from_pretrained(base)
+    hfpatch.save_patch(hfpatch.patch(model, hfpatch.PreProjectionConfig()), "patch")
     folders, values = [], example()
     for name, commit in (("local", None), ("hub", "a" * 40)):
         values["model"] |= {"name": "org/model", "revision": commit}
         folders.append(write_run(tmp_path / name, values))
     monkeypatch.chdir(tmp_path.parent)
     patch = contents(tmp_path / "patch")
-    assert json.loads(patch["pre_projection/adapter_config.json"])["base_model_name_or_path"] == "model"
+    assert json.loads(patch["pre_projection/adapter_config.json"])["base_model_name_or_path"] == base.rpartition("/")[2]
     local, hub = (contents(folder)["README.md"].decode() for folder in folders)
     assert "base_model:" not in local
     assert "base_model: org/model" in hub
