@@ -10,9 +10,9 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -73,6 +73,8 @@ class _Returned(Exception):
 
 Names = dict[str, Any]
 """What a function's names hold: a :class:`Branch`, a tuple of values, or None for anything else."""
+Reads = dict[str, list[Branch | None]]
+"""What modules are called with, by path; None for anything else than a branch."""
 
 
 def follow_branch(block: nn.Module, attention: str, output: str | None = None) -> Branch:
@@ -89,46 +91,47 @@ def follow_branch(block: nn.Module, attention: str, output: str | None = None) -
     """
     if output is not None:
         try:
-            _Reader(block, output).run(attention)
+            _Reader(block, (output,)).run(attention)
         except _Joined as joined:
             return joined.branch
         except Unclear:
             pass
     try:
-        _Reader(block, attention).run("")
+        _Reader(block, (attention,)).run("")
     except _Joined as joined:
         return joined.branch
     raise Unclear(f"{type(block).__name__}.forward does not show where the branch joins the residual stream")
 
 
-def follow_input(attention: nn.Module, projection: str) -> Branch | None:
-    """Return what a projection inside an attention module reads, as the module's first argument on its way there.
+def follow_inputs(attention: nn.Module, *projections: str) -> Iterator[Branch | None]:
+    """Yield what each projection inside an attention module reads, as the module's first argument on its way there.
 
     None if it is also called with something else. ``Branch.end`` is empty where no module is between them.
 
     Raises:
         Unclear: with the reason, if it is not called in the source.
     """
-    reads: list[Branch | None] = []
+    reads: Reads = {projection: [] for projection in projections}
     forward = _forward(attention)
-    first = next(iter(inspect.signature(forward).parameters))
-    _Reader(attention, projection, reads=reads).call(forward, "", [], {first: Branch("")})
-    if not reads:
-        raise Unclear(f"{type(attention).__name__}.forward does not call {projection}")
-    return next((read for read in reads if read is None or read.end or read.added), reads[0])
+    first = _first_argument(getattr(forward, "__func__", forward))
+    _Reader(attention, projections, reads=reads).call(forward, "", [], {first: Branch("")})
+    for projection, seen in reads.items():
+        if not seen:
+            raise Unclear(f"{type(attention).__name__}.forward does not call {projection}")
+        yield next((read for read in seen if read is None or read.end or read.added), seen[0])
 
 
 @dataclass
 class _Reader:
-    """Follows the output of the module ``source`` (a path from the block) through functions.
+    """Follows the outputs of the modules ``sources`` (paths from the block) through functions.
 
-    With a list of ``reads`` it follows what that module is called with instead, and adds it there.
+    With ``reads`` it follows what those modules are called with instead, and adds it there.
     """
 
     block: nn.Module
-    source: str
+    sources: tuple[str, ...]
     depth: int = 0
-    reads: list[Branch | None] | None = None
+    reads: Reads | None = None
 
     def run(self, at: str) -> Any:
         """Follow the ``forward`` of the module at a path, whose arguments are no branch."""
@@ -144,7 +147,7 @@ class _Reader:
         if hasattr(function, "__self__"):
             named = named[1:]
         names: Names = {**dict(zip(named, args, strict=False)), **kwargs}
-        inner = replace(self, depth=self.depth + 1)
+        inner = _Reader(self.block, self.sources, self.depth + 1, self.reads)
         frame = _Frame(inner, at, getattr(function, "__self__", None), getattr(plain, "__globals__", {}), names)
         try:
             frame.statements(tree.body)
@@ -160,6 +163,12 @@ def _forward(module: nn.Module) -> Callable[..., Any]:
 
 
 @functools.cache
+def _first_argument(method: Callable[..., Any]) -> str:
+    """Return the name of the argument after ``self``."""
+    return list(inspect.signature(method).parameters)[:2][-1]
+
+
+@functools.cache
 def _definition(function: Any) -> ast.FunctionDef:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
@@ -168,6 +177,23 @@ def _definition(function: Any) -> ast.FunctionDef:
     if not isinstance(tree, ast.FunctionDef):
         raise Unclear(f"{getattr(function, '__qualname__', function)} is no plain function")
     return tree
+
+
+@functools.cache
+def _constant(node: ast.expr) -> CodeType | None:
+    """Return the code of an expression of ``self``'s attributes and constants; None for others."""
+    parts = list(ast.walk(node))
+    if any(isinstance(p, ast.Call | ast.Subscript) or (isinstance(p, ast.Name) and p.id != "self") for p in parts):
+        return None
+    if not any(isinstance(part, ast.Attribute | ast.Constant) for part in parts):
+        return None
+    return compile(ast.Expression(node), "<forward>", "eval")
+
+
+@functools.cache
+def _acts(node: ast.expr) -> bool:
+    """Return whether an expression calls or combines anything."""
+    return any(isinstance(part, ast.Call | ast.BinOp) for part in ast.walk(node))
 
 
 @dataclass
@@ -220,11 +246,12 @@ class _Frame:
         decided = self.known(node.test)
         if decided is not None:
             return self.statements(node.body if decided else node.orelse)
-        reads: list[list[Branch | None]] = [[], []]
+        reads: list[Reads] = [{path: [] for path in self.reader.sources} for _ in range(2)]
         ways = [self.way(body, inside) for body, inside in zip((node.body, node.orelse), reads, strict=True)]
         if self.reader.reads is not None:  # one way may be cross-attention's
-            branches = [read for way in reads for read in way if isinstance(read, Branch)]
-            self.reader.reads += branches or [read for way in reads for read in way]
+            for path, seen in self.reader.reads.items():
+                both = [read for way in reads for read in way[path]]
+                seen += [read for read in both if isinstance(read, Branch)] or both
         ends = [end for end, _ in ways]
         joined = [end.branch for end in ends if isinstance(end, _Joined)]
         if len(joined) == 2 and joined[0] == joined[1]:
@@ -239,7 +266,7 @@ class _Frame:
             self.names[name] = _merged([names.get(name) for names in going_on])
         return None
 
-    def way(self, body: list[ast.stmt], reads: list[Branch | None]) -> tuple[_Joined | _Returned | None, Names]:
+    def way(self, body: list[ast.stmt], reads: Reads) -> tuple[_Joined | _Returned | None, Names]:
         reader = self.reader if self.reader.reads is None else replace(self.reader, reads=reads)
         frame = replace(self, reader=reader, names=dict(self.names))
         try:
@@ -264,13 +291,11 @@ class _Frame:
 
     def constant(self, node: ast.expr) -> Any:
         """Return the value of an expression of the module's attributes and constants; ``_UNKNOWN`` for others."""
-        for part in ast.walk(node):
-            if isinstance(part, ast.Call | ast.Subscript) or (isinstance(part, ast.Name) and part.id != "self"):
-                return _UNKNOWN
-        if self.module is None or not any(isinstance(part, ast.Attribute | ast.Constant) for part in ast.walk(node)):
+        code = None if self.module is None else _constant(node)
+        if code is None:
             return _UNKNOWN
         try:
-            return eval(compile(ast.Expression(node), "<forward>", "eval"), {"self": self.module})
+            return eval(code, {"self": self.module})
         except (AttributeError, TypeError, ArithmeticError):
             return _UNKNOWN
 
@@ -294,6 +319,8 @@ class _Frame:
                 return _merged([self.value(way) for way in ways])
             case ast.Starred() | ast.NamedExpr():
                 return self.value(node.value)
+            case _ if not _acts(node):
+                return None
             case _:  # it passes no branch on, but may call something
                 for part in ast.iter_child_nodes(node):
                     for inner in [part.iter] if isinstance(part, ast.comprehension) else [part]:
@@ -365,20 +392,21 @@ class _Frame:
         """Return whether a method calls the module that is followed, or one around it."""
         if not hasattr(method, "__func__"):
             return False
-        inside = self.reader.source.removeprefix(self.at).lstrip(".").split(".")[0]
+        inside = {source.removeprefix(self.at).lstrip(".").split(".")[0] for source in self.reader.sources}
         parts = ast.walk(_definition(inspect.unwrap(method.__func__)))
-        return any(isinstance(part, ast.Attribute) and part.attr == inside for part in parts)
+        return any(isinstance(part, ast.Attribute) and part.attr in inside for part in parts)
 
     def module_called(self, path: str, args: list[Any], kwargs: Mapping[str, Any], branch: Branch | None) -> Any:
-        source = self.reader.source
-        if path == source:
+        sources = self.reader.sources
+        if path in sources:
             if self.reader.reads is not None:
                 read = next(iter((*args, *kwargs.values())), None)
-                self.reader.reads.append(read if isinstance(read, Branch) else None)
+                self.reader.reads[path].append(read if isinstance(read, Branch) else None)
             return Branch(path)
         module = unwrapped(self.reader.block.get_submodule(path))
         if branch is None:
-            return self.reader.call(_forward(module), path, args, kwargs) if source.startswith(f"{path}.") else None
+            around = any(source.startswith(f"{path}.") for source in sources)
+            return self.reader.call(_forward(module), path, args, kwargs) if around else None
         if isinstance(module, nn.Identity) or "drop" in type(module).__name__.lower():
             return branch.returned_by(path) if branch.scaled or branch.factor != 1 else branch
         # torch's quantised layers hold their weight in a module

@@ -19,7 +19,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family
-from hfpatch.sites.joining import Unclear, follow_branch, follow_input
+from hfpatch.sites.joining import Unclear, follow_branch, follow_inputs
 from hfpatch.sites.layouts import TARGETS, Layout, equal_parts, latent, separate
 from hfpatch.sites.modules import features, has_module, is_linear, linear_path, submodule, unwrapped
 from hfpatch.sites.site import joined
@@ -103,16 +103,17 @@ def read_family(block: nn.Module) -> Family | None:
     Raises:
         HfpatchError: if the structure is ambiguous; the message says where.
     """
-    state = [(name, type(module)) for name, module in block.named_modules()]
-    switches = [
-        (name, value)
-        for module in block.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, bool | int | float | str) and name != "training"
+    state = [
+        (
+            path,
+            type(module),
+            [item for item in vars(module).items() if isinstance(item[1], (int, float, str)) and item[0] != "training"],
+        )
+        for path, module in block.named_modules()
     ]
     seen = _READ.get(block)
-    if seen is None or seen[0] != (state, switches):
-        seen = _READ[block] = (state, switches), _read_family(block)
+    if seen is None or seen[0] != state:
+        seen = _READ[block] = state, _read_family(block)
     return seen[1]
 
 
@@ -163,17 +164,20 @@ def _is_in_thirds(kind: Any) -> bool:
 def _misread(attention: nn.Module, form: Form) -> dict[str, str]:
     """Return what cannot be changed where queries, keys and values do not read the attention's input itself."""
     kind, everything = type(attention).__name__, ("pre_projection", "content_skip", *TARGETS, "temperature")
-    for target, path in form.projections.items():
-        try:
-            read = follow_input(attention, path)
-        except Unclear as error:
-            return dict.fromkeys((*TARGETS, "temperature"), str(error))
-        if read is None:
-            return dict.fromkeys(everything, f"{kind} has several inputs, and the {target} does not read the first")
-        if read.added:
-            return dict.fromkeys(everything, f"{kind} adds {read.added} to what the {target} reads")
-        if read.end:
-            return dict.fromkeys(everything, f"{kind} reads the {target} through {read.end}, not from its input itself")
+    every = dict.fromkeys(form.projections.values())  # one may compute all three
+    try:
+        for target, read in zip(form.projections, follow_inputs(attention, *every), strict=False):
+            why = ""
+            if read is None:
+                why = f"{kind} has several inputs, and the {target} does not read the first"
+            elif read.added:
+                why = f"{kind} adds {read.added} to what the {target} reads"
+            elif read.end:
+                why = f"{kind} reads the {target} through {read.end}, not from its input itself"
+            if why:
+                return dict.fromkeys(everything, why)
+    except Unclear as error:
+        return dict.fromkeys((*TARGETS, "temperature"), str(error))
     return {}
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.ao.quantization import quantize_dynamic
 
-from hfpatch.sites.joining import Unclear, follow_branch, follow_input
+from hfpatch.sites.joining import Unclear, follow_branch, follow_inputs
 
 
 class Attention(nn.Module):
@@ -171,12 +171,18 @@ class NotCalled(Attention):
         return nn.functional.linear(hidden_states, self.q_proj.weight)
 
 
-def test_what_a_projection_reads():
-    read = follow_input(Attention(), "q_proj")
+def only(attention):
+    (read,) = follow_inputs(attention, "q_proj")
+    return read
+
+
+def test_what_projections_read():
+    read = only(Attention())
     assert (read.end, read.added) == ("", "")
-    assert follow_input(Positional(), "q_proj").added == "positions"
-    assert follow_input(Normed(), "q_proj").end == "norm"
-    assert follow_input(OfAnother(), "q_proj") is None
-    assert follow_input(CrossToo(), "q_proj").end == ""
+    assert only(Positional()).added == "positions"
+    assert only(Normed()).end == "norm"
+    assert only(OfAnother()) is None
+    assert only(CrossToo()).end == ""
+    assert [read.end for read in follow_inputs(CrossToo(), "q_proj", "o_proj")] == ["", "q_proj"]
     with pytest.raises(Unclear, match=r"NotCalled\.forward does not call q_proj"):
-        follow_input(NotCalled(), "q_proj")
+        only(NotCalled())
