@@ -60,7 +60,7 @@ def test_speech_and_image_models_are_patched_saved_loaded_and_generate():
 
 def test_new_digits_are_compared_by_paired_intervals():
     """A short form: three seeds, few steps; its intervals are scipy's."""
-    results = script("new_digits").main(seeds=3, steps=20, pretraining=60)
+    results = script("new_digits").main(seeds=3, steps=5, pretraining=60)
     sizes = results["sizes"]
     assert sizes["pre-projection"] == sizes["linear control"] == 2 * (2 * 32 * 8)
     assert abs(sizes["matched LoRA"] - sizes["pre-projection"]) <= 2 * 4 * (32 + 32) / 2  # the nearest rank
