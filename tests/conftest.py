@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -68,6 +69,13 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    """Fork the server of the tests' processes as long as nothing has been computed here."""
+    if "forked" in sys.modules:
+        sys.modules["forked"].context()
 
 
 @pytest.fixture(scope="module", autouse=True)
