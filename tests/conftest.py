@@ -68,6 +68,7 @@ def pytest_collection_finish():
     """Leave everything imported out of garbage collections, which would go through millions of objects each time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)  # 700 by default; a model of a test is thousands of objects
     gc.enable()
 
 
