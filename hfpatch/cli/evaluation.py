@@ -29,7 +29,9 @@ def read_overrides(given: EvalOptions) -> dict[str, dict[str, Any]]:
     sections: dict[str, dict[str, Any]] = {"model": {}, "evaluation": {}}
     for override in given.overrides or ():
         if "=" not in override:
-            raise HfpatchError(f"{override}: name a model as --model {override}, or a key as in model.load_in_4bit=true")
+            raise HfpatchError(
+                f"{override}: give a model as --model {override}, or a key such as model.load_in_4bit=true"
+            )
         section, _, key = read_override(override)[0].partition(".")
         if section not in sections or not key:
             raise HfpatchError(

@@ -65,7 +65,7 @@ MODEL = ("--model", "tinyworld/gpt2")
         ((*MODEL, "--baseline"), "--baseline: there is no patch; give --patch DIR"),
         ((*MODEL, "--allow_other_base"), "--allow-other-base: there is no patch"),
         ((*MODEL, "--no_cache", "--output", "x"), "--no-cache: answers are kept in --output x"),
-        ((*MODEL, "tinyworld_text"), "tinyworld_text: name a model as --model tinyworld_text"),
+        ((*MODEL, "tinyworld_text"), "tinyworld_text: give a model as --model tinyworld_text"),
         ((*MODEL, "evaluation.gen_kwargs.temperature=1"), "gen_kwargs: none of the tasks generates text"),
         ((*MODEL, "--limit", "x"), "--limit x: 'x' is not a number of documents"),
         ((*MODEL, "--limit", "0"), "--limit 0: must be above 0; leave it out for all documents"),
