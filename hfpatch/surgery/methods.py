@@ -23,7 +23,7 @@ from hfpatch.sites import base_model, select_sites, survey
 from hfpatch.support import plugins
 from hfpatch.surgery.budget import attention_modules, count_added, match_size, parameter_count
 from hfpatch.tuners.checks import require_injectable
-from hfpatch.tuners.config import MethodConfig, option_types
+from hfpatch.tuners.config import MethodConfig, option_types, python_value
 from hfpatch.tuners.options import fitting
 from hfpatch.tuners.registration import require_loaded, require_method
 
@@ -33,10 +33,7 @@ Methods = Mapping[str, Sequence[Part]]
 LORA = "lora"
 ATTENTION = "attention"
 SHORTHANDS = (ATTENTION, "mlp", "all-linear")
-_INTERNAL_KEYS = {
-    "peft_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version",
-    "runtime_config",  # how LoRA computes on this machine
-}  # fmt: skip
+_INTERNAL_KEYS = {"peft_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version"}
 
 
 @dataclass(frozen=True)
@@ -258,12 +255,10 @@ def _known(where: str, part: Part) -> Part:
 def _config(where: str, part: Part) -> PeftConfig:
     kind = str(part["type"])
     cls = method_classes()[kind]
-    fields = {key: value for key, value in part.items() if key not in ("type", "match")}
+    fields = {key: python_value(value) for key, value in part.items() if key not in ("type", "match")}
     try:
-        if not issubclass(cls, MethodConfig):  # PEFT itself takes "false" for True
-            for name, hint in option_types(cls).items():
-                if name in fields and (fields[name] is not None or getattr(cls, name, None) is not None):
-                    fitting(name, fields[name], hint)
+        if not issubclass(cls, MethodConfig):
+            _check_types(cls, fields)
         if kind == LORA:
             if isinstance(targets := fields.get("target_modules") or [], str):
                 fields["target_modules"] = [targets]
@@ -277,3 +272,20 @@ def _config(where: str, part: Part) -> PeftConfig:
     if kind == LORA and config.r < 1:
         raise HfpatchError(f"{where}: r={config.r} must be a whole number of at least 1")
     return config
+
+
+def _check_types(cls: type[PeftConfig], values: Mapping[str, Any]) -> None:
+    """Check the types of PEFT's options, as PEFT takes "false" for True.
+
+    It declares scales as whole numbers, which they need not be, and not every initialisation of LoRA, which it checks.
+    """
+    for name, hint in option_types(cls).items():
+        value = values.get(name)
+        is_default = value is None and getattr(cls, name, None) is None
+        if name not in values or is_default or any(map(dataclasses.is_dataclass, (value, hint))):
+            continue
+        if name.endswith(("alpha", "lambda")):
+            hint |= float
+        elif name == "init_lora_weights":
+            hint |= str
+        fitting(name, value, hint)

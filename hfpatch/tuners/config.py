@@ -202,15 +202,16 @@ def with_python_values(config: PeftConfig) -> PeftConfig:
     Only those can be saved as JSON.
     """
     for item in dataclasses.fields(config):
-        setattr(config, item.name, _python_value(getattr(config, item.name)))
+        setattr(config, item.name, python_value(getattr(config, item.name)))
     return config
 
 
-def _python_value(value: Any) -> Any:
+def python_value(value: Any) -> Any:
+    """Return a value with Python's numbers and lists in place of numpy's numbers, arrays and ranges."""
     if isinstance(value, dict):
-        return {key: _python_value(item) for key, item in value.items()}
+        return {key: python_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return type(value)(map(_python_value, value))
+        return type(value)(map(python_value, value))
     if isinstance(value, range):
         return list(value)
     return value.tolist() if hasattr(value, "tolist") else value

@@ -1,8 +1,10 @@
 import json
 
+import numpy as np
 import pytest
 from families import make_model
-from peft import IA3Config, LoraConfig
+from peft import IA3Config, LoftQConfig, LoraConfig, LoraRuntimeConfig
+from peft.tuners.lora.config import KasaConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hfpatch
@@ -52,6 +54,34 @@ def test_options_reach_the_configurations_in_their_order(model):
     (given,) = build_method(model, {"l": [part]}, "l").configs
     assert (given.lora_alpha, given.lora_dropout) == (1, 0.1)
     assert set(given.target_modules) == set(attention_modules(model))  # PEFT would take q_proj and v_proj
+
+
+GOOD = [
+    {"type": "lora", "r": np.int64(4), "lora_alpha": 0.5, "lora_dropout": np.float32(0.5), "use_dora": np.True_},
+    {"type": "lora", "lora_alpha": 16.0, "init_lora_weights": "Gaussian"},
+    {"type": "lora", "target_modules": {"q_proj"}, "layers_to_transform": range(1), "layers_pattern": "layers"},
+    {"type": "lora", "rank_pattern": {"q_proj": np.int64(2)}, "alpha_pattern": {"q_proj": 0.5}},
+    {"type": "lora", "trainable_token_indices": {"embed_tokens": range(2)}, "kasa_config": KasaConfig()},
+    {"type": "lora", "init_lora_weights": "eva", "eva_config": {"rho": 2.5}, "runtime_config": LoraRuntimeConfig()},
+    {"type": "lora", "loftq_config": LoftQConfig(loftq_bits=4), "megatron_config": None, "layers_to_transform": None},
+    {"type": "loha", "target_modules": ("q_proj",), "alpha": 4.5},
+    {"type": "delora", "target_modules": r".*\.q_proj", "delora_lambda": 1.5},
+]
+
+
+@pytest.mark.parametrize("part", GOOD, ids=lambda part: str(list(part)[-1]))
+def test_a_value_that_peft_works_with_is_taken(part):
+    (config,) = build_method(model := make_model("llama"), {"m": [part]}, "m").configs
+    for scale in {"lora_alpha", "alpha", "delora_lambda"} & part.keys():
+        assert getattr(config, scale) == part[scale]
+    hfpatch.patch(model, config)
+
+
+@pytest.mark.parametrize("init", ["pissa_niter_4", "lora_ga"])
+def test_an_initialisation_that_changes_the_base_is_refused_as_such(model, init):
+    (config,) = build_method(model, {"m": [{"type": "lora", "init_lora_weights": init}]}, "m").configs
+    with pytest.raises(HfpatchError, match="rewrites the weights of the base"):
+        hfpatch.patch(make_model("llama"), config)
 
 
 @pytest.mark.parametrize("count", [2, 8])
