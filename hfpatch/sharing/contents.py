@@ -109,10 +109,15 @@ def _saved_patch(folder: Path, method: str, seed: int | None) -> tuple[int, Path
 
 
 def _is_own(path: Path, root: Path) -> bool:
-    """Return whether a path is a file that is inside ``root``, also where it is a link."""
+    """Return whether a path is a file that is inside ``root``, also where it is a link.
+
+    A link that leads out of it is an :class:`HfpatchError` if what is shared would be nothing without it.
+    """
     if not path.is_file():
         return False
     inside = path.resolve().is_relative_to(root.resolve())
+    if not inside and (path.suffix == ".safetensors" or path.name in ("results.json", *_MARKERS)):
+        raise HfpatchError(f"{path}: leads out of {root}, as in the hub's cache; push a copy with the file itself")
     if not inside:
         warnings.warn(f"{path}: leads out of {root}, so it is left out; put a copy in its place", stacklevel=2)
     return inside

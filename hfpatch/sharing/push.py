@@ -59,8 +59,6 @@ def push(
     if "/" not in repo_id:
         raise HfpatchError(f"{repo_id!r} is not a repository name, such as user/name; put your user name before it")
     shared = contents(folder, method=method, seed=seed, repo_id=repo_id)
-    if not shared:  # as of a snapshot in the hub's cache
-        raise HfpatchError(f"{folder}: has only links that lead out of it; push a copy")
     if dry_run:
         return Pushed(None, tuple(sorted(shared)))
     api = HfApi()

@@ -280,15 +280,21 @@ def test_links_that_lead_out_of_the_folder_are_left_out(run, tmp_path, capsys):
     assert f"hfpatch: warning: {patch / 'notes.txt'}: leads out of" in err
 
 
-def test_a_snapshot_in_the_cache_of_the_hub_is_refused(tmp_path):
-    """Its files are links to blobs beside it; without any, a push would only remove what is in the repository."""
-    blobs = patch_folder(tmp_path / "blobs")
+@pytest.mark.parametrize(
+    ("kind", "options"), [("run", {}), ("run", {"method": "lora"}), ("patch", {}), ("tensors", {})]
+)
+def test_a_snapshot_in_the_cache_of_the_hub_is_refused(run, kind, options, tmp_path):
+    """Its files are links to blobs beside it; a push of what is left would only remove what is in the repository."""
+    blobs = run if kind == "run" else run / "runs" / "lora" / "seed-0" / "patch"
     for file in [path for path in blobs.rglob("*") if path.is_file()]:
         link = tmp_path / "snapshot" / file.relative_to(blobs)
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(file)
-    with pytest.warns(UserWarning, match="leads out of"), pytest.raises(HfpatchError, match="push a copy"):
-        sharing.push(tmp_path / "snapshot", "me/patch")
+        if kind == "tensors" and file.suffix != ".safetensors":
+            shutil.copy(file, link)
+        else:
+            link.symlink_to(file)
+    with pytest.raises(HfpatchError, match=r"leads out of .* push a copy"):
+        sharing.push(tmp_path / "snapshot", "me/patch", **options, dry_run=True)
 
 
 def test_a_patch_alone_goes_whole(tmp_path):
