@@ -33,6 +33,7 @@ _OF_TRAINER = re.compile(
     r"|events\.out\.tfevents.*)|(checkpoint-|global_step)\d+/.*"
 )
 _MARKERS = ("patch.json", "adapter_config.json", "config.json")
+_SCORES = ".eval_results"
 
 
 def contents(
@@ -126,14 +127,14 @@ def _is_own(path: Path, root: Path) -> bool:
 def _tree(folder: Path, root: Path) -> Contents:
     """Return every file below a folder but hidden ones, Trainer's and compiled code, which holds paths of this machine.
 
-    Links that lead out of ``root``, the folder that is shared, are left out. A file that names the base by a path of
-    this machine is changed to name its last part. A patch or a model that could not be loaded is an
-    :class:`HfpatchError`.
+    Hidden scores in the hub's form are kept. Links that lead out of ``root``, the folder that is shared, are left out.
+    A file that names the base by a path of this machine is changed to name its last part. A patch or a model that could
+    not be loaded is an :class:`HfpatchError`.
     """
     files: Contents = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
-        if path.suffix == ".pyc" or any(part.startswith(".") for part in relative.parts):
+        if path.suffix == ".pyc" or any(part.startswith(".") and part != _SCORES for part in relative.parts):
             continue
         if _OF_TRAINER.fullmatch(relative.as_posix()) or not _is_own(path, root):
             continue
@@ -177,7 +178,7 @@ def eval_results(results: ComparisonResults, method: str, seed: int, repo_id: st
                 "notes": f"{score.primary} of lm-eval {version}, task version {score.version}, "
                 f"{score.num_fewshot}-shot, {score.n} documents{part}, seed {seed}",
             }
-            files[f".eval_results/{name}.yaml"] = yaml.safe_dump([entry], sort_keys=False, allow_unicode=True).encode()
+            files[f"{_SCORES}/{name}.yaml"] = yaml.safe_dump([entry], sort_keys=False, allow_unicode=True).encode()
     return files
 
 

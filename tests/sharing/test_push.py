@@ -307,7 +307,7 @@ def test_a_patch_alone_goes_whole(tmp_path):
 
 def test_a_copy_of_a_pushed_patch_is_a_patch(run, tmp_path):
     """With the report of its run beside it; what was downloaded can be pushed again."""
-    files = contents(run, method="lora")
+    files = contents(run, method="lora") | {".eval_results/arc_easy.yaml": b"[]"}
     for name, file in files.items():
         (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "copy" / name).write_bytes(file if isinstance(file, bytes) else file.read_bytes())
