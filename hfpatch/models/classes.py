@@ -135,10 +135,20 @@ def load_scratch(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> P
     """Load a saved model from scratch, in evaluation mode; no code of the folder is run.
 
     Raises:
-        HfpatchError: if the folder holds no such model, or a tensor is missing or of another shape.
+        HfpatchError: if the folder holds no such model, or as `load_whole`.
     """
     if not register_scratch(folder):
         raise HfpatchError(f"{folder}: contains no model that hfpatch pretrained from scratch")
+    return load_whole(folder, dtype=dtype)
+
+
+def load_whole(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Load a saved causal language model, from scratch or not, in evaluation mode; no code of the folder is run.
+
+    Raises:
+        HfpatchError: if it cannot be read, or a tensor is missing or of another shape.
+    """
+    register_scratch(folder)
     try:
         model, differences = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, output_loading_info=True, trust_remote_code=False

@@ -10,12 +10,11 @@ from functools import cached_property
 
 import torch
 from accelerate import PartialState
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.data.load import Splits, load_splits
-from hfpatch.errors import HfpatchError, first_line
-from hfpatch.models import non_embedding_parameters, register_scratch
+from hfpatch.errors import HfpatchError
+from hfpatch.models import load_whole, non_embedding_parameters
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.questions import Asked
 from hfpatch.recipes.training import with_steps
@@ -64,10 +63,9 @@ class StudySetup(Setup):
         folder = run.paths.model
         require_saved(folder)
         try:
-            register_scratch(folder)
-            model = AutoModelForCausalLM.from_pretrained(str(folder), dtype="float32", trust_remote_code=False)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise HfpatchError(f"{folder}: cannot be read ({first_line(error)}); {REMEDY}") from error
+            model = load_whole(folder)
+        except HfpatchError as error:
+            raise HfpatchError(f"{error}; {REMEDY}") from error
         return nullcontext(model.to(PartialState().device))
 
     def single(self, run: PlannedRun) -> PretrainRecipe:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from accelerate import PartialState
+from safetensors.torch import load_file, save_file
 from tiny_runs import GPT2, Nothing, Stop, has_files, lines, refused
 from tiny_runs import numbers as without_times
 
@@ -195,15 +196,27 @@ def test_a_damaged_file_can_be_made_again(straight, tmp_path, name):
     assert without_times(compare(asked, out, resume=True)["methods"]) == without_times(straight[1]["methods"])
 
 
-@pytest.mark.parametrize("name", ["", "config.json", "model.safetensors"])
-def test_a_lost_model_without_scores_can_be_trained_again(straight, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "model: is missing"),
+        ("config.json", "model/config.json: "),
+        ("model.safetensors", "model: cannot be loaded ("),
+    ],
+)
+def test_a_lost_model_without_scores_can_be_trained_again(straight, tmp_path, name, said):
     out, run = shutil.copytree(straight[0], tmp_path / "out"), tmp_path / "out/runs/linear/seed-0"
     for file in (out / "results.json", run / "result.json"):
         file.unlink()
     lost = run / "model" / name
+    if name == "model.safetensors":
+        tensors = load_file(lost)
+        tensors.pop(first := min(tensors))
+        save_file(tensors, lost, metadata={"format": "pt"})
+        assert f"cannot be loaded (missing keys: {first}); restore it" in refused(compare, study(), out, resume=True)
     shutil.rmtree(lost) if lost.is_dir() else lost.write_bytes(lost.read_bytes()[:100])
     message = refused(compare, study(), out, resume=True)
-    assert f"{run / 'model'}: {'cannot be read (' if name else 'is missing'}" in message
+    assert f"{run}/{said}" in message
     assert "delete the folder that it is in, and --resume" in message
     shutil.rmtree(run)
     assert without_times(compare(study(), out, resume=True)["methods"]) == without_times(straight[1]["methods"])
