@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hfpatch.errors import HfpatchError
-from hfpatch.support.files import machine_id, temporary_path, why_not_written
+from hfpatch.support.files import BOOT_ID, machine_id, temporary_path, why_not_written
 from hfpatch.support.provenance import command_line
 
 RENEW_S = 30.0
@@ -89,7 +89,7 @@ def new_holder() -> Holder:
         "host": socket.gethostname(),
         "machine": machine_id(),
         "pid": os.getpid(),
-        "born": birth(os.getpid()),
+        "born": birth(os.getpid()) if BOOT_ID.is_file() else None,  # without it containers of one name look the same
         "command": command_line(sys.argv),
         "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "token": uuid.uuid4().hex,

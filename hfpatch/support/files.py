@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from hfpatch.errors import HfpatchError
 
 MANIFEST = "manifest.json"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CHUNK_BYTES = 1 << 18  # which stays in a processor's cache
 _DAY_S = 86_400  # the age from which another machine's file counts as left over; its processes cannot be asked
 _UMASK = os.umask(0)
@@ -270,7 +271,7 @@ def machine_id() -> str:
     """Return hex digits, equal for two processes exactly if they see each other's process ids."""
     parts = [socket.gethostname()]
     with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        parts.append(BOOT_ID.read_text())
     with suppress(OSError):
         parts.append(str(Path("/proc/self/ns/pid").readlink()))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

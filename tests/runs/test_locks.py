@@ -118,6 +118,14 @@ def test_who_counts_as_gone(tmp_path, holder, age_s, held):
         assert json.loads((tmp_path / FOLDER / LOCK).read_text())["pid"] == os.getpid()
 
 
+def test_a_machine_that_cannot_be_told_from_others_knows_of_none_that_has_ended(monkeypatch):
+    """As in sandboxes, whose containers may all have the same name and see a shared folder."""
+    assert locks.has_ended(locks.new_holder()) is False
+    assert locks.has_ended({**locks.new_holder(), "pid": 2**22 + 1}) is True
+    monkeypatch.setattr(locks, "BOOT_ID", Path("/proc/nothing"))
+    assert locks.has_ended({**locks.new_holder(), "pid": 2**22 + 1}) is None
+
+
 def test_a_process_killed_as_it_takes_a_lock_leaves_none_without_its_name(tmp_path):
     """Such a one would hold up the next command until it counts as abandoned."""
     killed = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
