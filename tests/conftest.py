@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -70,13 +69,6 @@ def pytest_collection_finish():
     gc.freeze()
     gc.set_threshold(10_000)  # 700 by default; a model of a test is thousands of objects
     gc.enable()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop():
-    """Fork the server of the tests' processes as long as nothing has been computed here."""
-    if "forked" in sys.modules:
-        sys.modules["forked"].context()
 
 
 @pytest.fixture(scope="module", autouse=True)

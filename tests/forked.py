@@ -9,15 +9,12 @@ import atexit
 import multiprocessing
 import os
 import runpy
-import select
 import sys
 import tempfile
-import weakref
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver
 from pathlib import Path
 from subprocess import CompletedProcess
 
-import pytest
 import torch
 
 TESTS = Path(__file__).parent
@@ -28,26 +25,13 @@ def context():
     """Return the context of ``multiprocessing`` in which a process is such a fork."""
     forkserver_context = multiprocessing.get_context("forkserver")
     forkserver_context.set_forkserver_preload(["preloaded"])
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(util, "spawnv_passfds", _fork_server)
-        forkserver.ensure_running()
-    return forkserver_context
-
-
-def _fork_server(path, arguments, listener_and_alive):
-    """Make the server a fork of this process, before its first test; it imports what it lacks when it is asked."""
-    if process := os.fork():
-        return process
-    atexit._clear()
-    weakref.finalize._registry.clear()  # this process's temporary folders
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for file in {int(file.name) for file in Path("/dev/fd").iterdir()} - {*range(3), *listener_and_alive}:
-        os.dup2(nowhere, file)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent), before or ""])
     try:
-        select.select(listener_and_alive, [], [])
-        exec(arguments[-1], {})
+        forkserver.ensure_running()
     finally:
-        os._exit(0)
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    return forkserver_context
 
 
 class Forked:
@@ -110,7 +94,6 @@ def _run(*arguments):
         exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
     elif first == "-m":
         sys.argv = rest
-        sys.modules.pop(f"{rest[0]}.__main__", None)
         if rest[0] in LAUNCHERS:
             _fork_ranks()
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
