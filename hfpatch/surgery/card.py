@@ -130,10 +130,15 @@ def _loading(*, has_code: bool) -> str:
     )
 
 
+def is_local(name: str) -> bool:
+    """Return whether a base's name is a file or a folder with a model; results may be in one named after a hub id."""
+    return Path(name).is_file() or Path(name, "config.json").is_file()
+
+
 def shown_base(name: str) -> str:
     """Return a base's name for publication: a hub id unchanged, the last part of a local path."""
     path = Path(name)
-    if path.is_absolute() or name.startswith((".", "~")) or path.exists():
+    if path.is_absolute() or name.startswith((".", "~")) or is_local(name):
         ours = path.parent.parts[-2:] == ("tinyworld", "checkpoints")
         return f"{_TINYWORLD}{path.name}" if ours else path.name
     return name

@@ -19,7 +19,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.support.files import printable, sha256_file, write_json, write_text
 from hfpatch.support.version import __version__
 from hfpatch.surgery.bases import bytes_of, fingerprint
-from hfpatch.surgery.card import base_licence, patch_card, shown_base
+from hfpatch.surgery.card import base_licence, is_local, patch_card, shown_base
 from hfpatch.surgery.manifest import FORMAT, MANIFEST, Adapter, Base, Fingerprint, Manifest
 from hfpatch.tuners.adapters import active_adapters, adapter_parameters, stack_to_save, wrappers_of_others
 from hfpatch.tuners.config import home_of, method_name
@@ -59,7 +59,7 @@ def write_patch(model: Any, folder: Path, directory: Path) -> None:
         entry = Adapter(name=name, method=method_name(config), sha256=sha256, module=home_of(config) or None)
         saved = copy.deepcopy(config)
         saved.inference_mode = True
-        if (source := saved.base_model_name_or_path) and Path(source).exists():  # relative, it looks like a hub id
+        if (source := saved.base_model_name_or_path) and is_local(source):  # relative, it looks like a hub id
             saved.base_model_name_or_path = str(Path(source).absolute())
         for key, value in vars(saved).items():
             if isinstance(value, set):  # which PEFT would write in an order that changes from process to process

@@ -217,6 +217,19 @@ def test_a_base_in_a_relative_folder_is_none_of_the_hub(base, tmp_path, monkeypa
     assert "base_model: org/model" in hub
 
 
+def test_results_in_a_folder_named_after_a_base_of_the_hub_are_not_the_base(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org/model/checkpoint-1").mkdir(parents=True)
+    model = make_model("gpt2")
+    model.name_or_path = "org/model"
+    hfpatch.save_patch(hfpatch.patch(model, hfpatch.PreProjectionConfig()), "patch")
+    files = contents(tmp_path / "patch")
+    assert "base_model: org/model" in files["README.md"].read_text()
+    assert json.loads(files["patch.json"].read_text())["base"]["name"] == "org/model"
+    config = json.loads(files["pre_projection/adapter_config.json"].read_text())
+    assert config["base_model_name_or_path"] == "org/model"
+
+
 def test_one_method_stands_at_the_top_ready_to_be_loaded(run):
     files = contents(run, method="lora", seed=1)
     assert {"patch.json", "README.md", "lora/adapter_model.safetensors", "report.html"} <= set(files)
