@@ -69,7 +69,7 @@ def check_match(where: str, name: str, part: Mapping[str, Any], methods: Mapping
     if "match" not in part:
         return
     target, others = part["match"], [other for other, parts in methods.items() if parts and other != name]
-    kind = part["type"]
+    kind = str(part["type"])
     if kind in NO_SIZE:
         raise HfpatchError(f"{where}.match: {kind} has no size to solve for: it {NO_SIZE[kind]}; leave match out")
     if kind in SIZES and SIZES[kind].key in part:  # other types cannot be injected and are refused for that

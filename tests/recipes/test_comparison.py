@@ -141,6 +141,7 @@ def test_a_wrong_override_is_named(write, override, parts):
             ["'training.learning_rates.querry' (did you mean 'query'?); must be"],
         ),
         ("      r: 4", "      match: lora", ["methods.lora.0.match", "itself"]),
+        ("type: lora\n      r: 4", "type: {}\n      match: lora", ["methods.lora.0.match", "itself"]),
         ("      r: 4", "      match: baseline", ["methods.lora.0.match", "baseline"]),
         ("type: pre_projection", "gated: true", ["methods.pre_projection.0", "no type"]),
         ("      r: 4", "      match: other\n  other:\n    - type: lora\n      match: lora", ["matches another method"]),
