@@ -119,7 +119,7 @@ def validate_methods(methods: Methods, only: Collection[str] | None = None) -> N
             check_match(where, name, part, methods)
             if "match" in part and part["type"] in SIZES:
                 part = _sized(part, SIZES[part["type"]].smallest(part))
-            if part.get("target_modules") in SHORTHANDS or part["type"] == LORA:
+            if part.get("target_modules", ATTENTION if part["type"] == LORA else None) in SHORTHANDS:
                 part = {**part, "target_modules": ["any"]}
             _config(where, part)
 

@@ -181,6 +181,7 @@ BAD = {
     "rank 0 of a query": ([{"type": "nonlinear_query", "rank": 0}], r"methods\.m\[0\]: rank=0 must be at least 1"),
     "rank and match": ([{"type": "lora", "r": 4, "match": "other"}], r"methods\.m\[0\] has both r and match"),
     "match to nothing": ([{"type": "lora", "match": "othr"}], r"m\[0\]\.match is 'othr', .*did you mean 'other'"),
+    "wrong modules": ([{"type": "lora", "target_modules": 5}], r"^methods\.m\[0\]: target_modules=5 must be of type"),
     "match to a mapping": ([{"type": "lora", "match": {"other": 1}}], r"m\[0\]\.match is {'other': 1}, which is not"),
     "match to itself": ([{"type": "lora", "match": "m"}], "match is 'm'; a method can match neither itself nor"),
     "match to the baseline": ([{"type": "lora", "match": "baseline"}], "match is 'baseline'; a method can match"),
