@@ -141,6 +141,9 @@ def _tree(folder: Path, root: Path) -> Contents:
         files[relative.as_posix()] = path
         if path.suffix == ".safetensors":
             require_whole(path)
+        if path.name.endswith(".safetensors.index.json"):
+            for shard in {*read_json(path).get("weight_map", {}).values()}:
+                require_whole(path.parent / shard)
         if path.name in ("patch.json", "adapter_config.json"):
             value = read_json(path)
             base, key = value, "base_model_name_or_path"

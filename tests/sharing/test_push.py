@@ -383,10 +383,11 @@ def test_a_patch_that_could_not_be_loaded_is_one_line(alone, change, tmp_path, c
     assert {*contents(part)} == {"adapter_config.json", "adapter_model.bin"}
 
 
-def test_a_cut_off_model_is_one_line(tmp_path, capsys):
-    make_model("gpt2").save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
+@pytest.mark.parametrize("change", [lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-1])])
+def test_a_model_that_is_not_whole_is_one_line(change, tmp_path, capsys):
+    make_model("gpt2").save_pretrained(tmp_path, max_shard_size="20KB")
+    file = min(tmp_path.glob("model-*.safetensors"))
+    change(file)
     assert f"{file}: truncated or not safetensors (" in refused(capsys, "push", tmp_path, "--to", "me/a", "--dry-run")
 
 
