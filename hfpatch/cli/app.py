@@ -371,7 +371,7 @@ def push(
     """Put a run with its report and patches on the hub.
 
     Checkpoints and the per-document records, which hold text of the data sets, stay here. What an earlier push put into
-    the repository is replaced; other files there stay.
+    the repository is replaced, and so are files of the same name; other files there stay.
 
     Example: hfpatch push runs/quickstart --to me/quickstart --method pre_projection
     """
@@ -380,7 +380,9 @@ def push(
 
     with interruptible(f"the files go in one commit, so {to} has all of them or none; the same command sends them"):
         pushed = run_push(folder, to, method=method, seed=seed, private=private, dry_run=dry_run)
-    print(*pushed.files, *(f"removed: {name}" for name in pushed.removed), sep="\n")
+    removed = [f"removed: {name}" for name in pushed.removed]
+    replaced = [f"replaced a file of another commit: {name}" for name in pushed.replaced]
+    print(*pushed.files, *removed, *replaced, sep="\n")
     print(f"{len(pushed.files)} files, not sent" if pushed.url is None else f"pushed: {pushed.url}")
 
 

@@ -19,11 +19,19 @@ _TITLE = "Upload with hfpatch"
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where a folder went, which files, and which of earlier ones were removed; without ``url`` nothing was sent."""
+    """Where a folder went, and which files; without ``url`` nothing was sent.
+
+    Attributes:
+        url: of the repository.
+        files: what was sent.
+        removed: files of earlier pushes that it does not have.
+        replaced: files of others, or that others edited, that it does have.
+    """
 
     url: str | None
     files: tuple[str, ...]
     removed: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
 
 
 def push(
@@ -38,7 +46,8 @@ def push(
     """Put a run, a patch or an export on the hub, in one commit of a model repository, created if it does not exist.
 
     It replaces what was pushed there before: such files that this folder does not have are removed, while those that
-    came to the repository in another way, or were edited there since, stay.
+    came to the repository in another way, or were edited there since, stay. Files of the same name are replaced; the
+    history of the repository keeps what they were.
 
     Args:
         folder: a folder written by `compare`, `save_patch` or `export`; see :func:`hfpatch.sharing.contents.contents`.
@@ -68,14 +77,12 @@ def push(
             raise HfpatchError(
                 f"{repo_id}: exists and is public; make it private on the hub first, or name another one"
             )
-        removed = sorted(
-            file.path
-            for file in api.list_repo_tree(repo_id, recursive=True, expand=True)
-            if isinstance(file, RepoFile)
-            and file.last_commit is not None
-            and file.last_commit.title.startswith(_TITLE)
-            and file.path not in (*shared, ".gitattributes")  # which the hub changes in the same commit
-        )
+        others, pushed = set[str](), set[str]()
+        for file in api.list_repo_tree(repo_id, recursive=True, expand=True):
+            if isinstance(file, RepoFile):
+                is_pushed = file.last_commit is not None and file.last_commit.title.startswith(_TITLE)
+                (pushed if is_pushed else others).add(file.path)
+        removed = sorted(pushed - {*shared, ".gitattributes"})  # which the hub changes in the same commit
         operations: list[CommitOperationAdd | CommitOperationDelete] = [
             *(CommitOperationAdd(name, file) for name, file in sorted(shared.items())),
             *(CommitOperationDelete(name) for name in removed),
@@ -88,4 +95,4 @@ def push(
             f"{repo_id}: the hub refused the upload ({first_line(error)}); check the name, `hf auth login`, the "
             "network and HF_HUB_OFFLINE"
         ) from error
-    return Pushed(str(commit.repo_url), tuple(sorted(shared)), tuple(removed))
+    return Pushed(str(commit.repo_url), tuple(sorted(shared)), tuple(removed), tuple(sorted(others & shared.keys())))

@@ -133,7 +133,7 @@ def test_a_push_replaces_the_one_before_and_keeps_files_of_others(hub, run, reac
     reach(hub.address)
     shutil.copytree(run / "runs/lora/seed-0/patch", run / "runs/other/seed-0/patch")
     repository = "models", "me/patch"
-    own = {".gitattributes": b"* text", ".eval_results/mine.yaml": b"[]", "figures/mine.png": b"png"}
+    own = {".gitattributes": b"* text", ".eval_results/mine.yaml": b"[]", "figures/mine.png": b"png", "README.md": b"#"}
     earlier = [".eval_results/arc_easy.yaml", "other/adapter_model.safetensors", "runs/lora/seed-0/metrics.jsonl"]
     assert main(["push", str(run), "--to", "me/patch"]) == 0
     title = hub.titles[repository]["report.html"]
@@ -145,6 +145,7 @@ def test_a_push_replaces_the_one_before_and_keeps_files_of_others(hub, run, reac
     shared = {*contents(run, method="lora", repo_id="me/patch")}
     assert {*hub.repositories[repository]} == {*shared, *own}
     lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("replaced")] == ["replaced a file of another commit: README.md"]
     assert {f"removed: {name}" for name in earlier} <= {*lines}
     assert "removed: runs/lora/seed-1/patch/patch.json" in lines
     assert not [line for line in lines if "mine" in line]
