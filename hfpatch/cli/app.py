@@ -378,7 +378,7 @@ def push(
     quiet_libraries()
     from hfpatch.sharing import push as run_push
 
-    with interruptible(f"the files go in one commit, so {to} has all of them or none; the same command sends them"):
+    with interruptible(f"the files go in one commit, so {to} has all of them or none; repeat the command"):
         pushed = run_push(folder, to, method=method, seed=seed, private=private, dry_run=dry_run)
     removed = [f"removed: {name}" for name in pushed.removed]
     replaced = [f"replaced a file of another commit: {name}" for name in pushed.replaced]
