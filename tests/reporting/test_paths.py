@@ -9,9 +9,9 @@ from hfpatch.reporting.paths import paths_in
 
 @pytest.mark.parametrize("text", ["see '" + "/a" * 20_000, "'" + "a=/b " * 20_000, "/a/b, " * 20_000, "'/a/" * 20_000])
 def test_a_long_text_takes_no_longer_than_its_length(text):
-    begun = time.perf_counter()
+    begun = time.process_time()
     paths_in(text)
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
 
 
 def test_a_path_in_quotes_may_have_spaces_and_the_key_of_an_override():
