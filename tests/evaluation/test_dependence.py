@@ -195,3 +195,6 @@ def test_shares_of_dependent_documents_have_no_interval(tmp_path):
     assert (plain.seeds, plain.right, plain.wrong) == (1, 60, 60)
     assert np.isfinite(plain.won_low)
     assert not np.isfinite(grouped.won_low)
+    runs["it"][1] = runs["baseline"][0]  # a second seed, with the answers of the base
+    (both,) = kept_of(Records(runs), ["it"], tasks)
+    assert (both.seeds, both.kept, both.won) == (2, 1.0, plain.won / 2)
