@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -260,7 +261,8 @@ def _config(where: str, part: Part) -> PeftConfig:
         if not issubclass(cls, MethodConfig):
             _check_types(cls, fields)
         if kind == LORA:
-            if isinstance(targets := fields.get("target_modules") or [], str):
+            targets = fields.get("target_modules") or []
+            if isinstance(targets, str) and re.fullmatch(r"[\w.]+", targets):  # a name, which PEFT takes for a pattern
                 fields["target_modules"] = [targets]
             fields.setdefault("lora_alpha", 2 * int(fields.get("r", 8)))
         with warnings.catch_warnings():

@@ -121,6 +121,7 @@ def test_lora_trains_the_layers_that_it_is_given(options, layers):
         ({"layers_to_transform": [0]}, (32 + 32) + 2 * (32 + 16) + (32 + 32)),
         ({"layers_to_transform": [1], "target_modules": ["q_proj", "v_proj"]}, (32 + 32) + (32 + 16)),
         ({"exclude_modules": ["k_proj"], "target_modules": ["q_proj", "k_proj"]}, 2 * (32 + 32)),
+        ({"target_modules": r".*\.1\..*\.(q_proj|v_proj)"}, (32 + 32) + (32 + 16)),
     ],
 )
 def test_a_matched_lora_is_matched_on_the_modules_that_it_trains(model, options, per_rank):
