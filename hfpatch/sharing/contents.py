@@ -142,7 +142,9 @@ def _tree(folder: Path, root: Path) -> Contents:
         if path.suffix == ".safetensors":
             require_whole(path)
         if path.name.endswith(".safetensors.index.json"):
-            for shard in {*read_json(path).get("weight_map", {}).values()}:
+            if not isinstance(shards := read_json(path).get("weight_map"), dict):
+                raise HfpatchError(f"{path}: has no weight_map, which names the files of tensors; save the model again")
+            for shard in {*map(str, shards.values())}:
                 require_whole(path.parent / shard)
         if path.name in ("patch.json", "adapter_config.json"):
             value = read_json(path)

@@ -390,6 +390,9 @@ def test_a_model_that_is_not_whole_is_one_line(change, tmp_path, capsys):
     file = min(tmp_path.glob("model-*.safetensors"))
     change(file)
     assert f"{file}: truncated or not safetensors (" in refused(capsys, "push", tmp_path, "--to", "me/a", "--dry-run")
+    file.unlink(missing_ok=True)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": []}')
+    assert "index.json: has no weight_map" in refused(capsys, "push", tmp_path, "--to", "me/a", "--dry-run")
 
 
 def test_other_folders_are_refused(tmp_path):
