@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.sharing.contents import contents
 
-_TITLE = "Upload with hfpatch"
+_TITLE = "Upload with hfpatch: "
 """How the title of every push's commit begins, by which a later push tells its files from those of others."""
 
 
@@ -87,7 +87,7 @@ def push(
             *(CommitOperationAdd(name, file) for name, file in sorted(shared.items())),
             *(CommitOperationDelete(name) for name in removed),
         ]
-        commit = api.create_commit(repo_id, operations, commit_message=f"{_TITLE}: {folder.resolve().name}")
+        commit = api.create_commit(repo_id, operations, commit_message=f"{_TITLE}{folder.resolve().name}")
     except HfpatchError:
         raise
     except Exception as error:  # the client's HTTP library, and so its exceptions, depend on its version

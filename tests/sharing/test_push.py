@@ -139,7 +139,7 @@ def test_a_push_replaces_the_one_before_and_keeps_files_of_others(hub, run, reac
     title = hub.titles[repository]["report.html"]
     files = {**dict.fromkeys(earlier, b"x"), ".gitattributes": b"by the hub, for large files"}
     hub.repositories[repository] |= {**own, **files}
-    hub.titles[repository] |= {**dict.fromkeys(own, "Upload mine"), **dict.fromkeys(files, title)}
+    hub.titles[repository] |= {**dict.fromkeys(own, "Upload with hfpatch and hf"), **dict.fromkeys(files, title)}
     capsys.readouterr()
     assert main(["push", str(run), "--to", "me/patch", "--method", "lora"]) == 0
     shared = {*contents(run, method="lora", repo_id="me/patch")}
