@@ -281,7 +281,11 @@ def _check_types(cls: type[PeftConfig], values: Mapping[str, Any]) -> None:
 
     It declares scales as whole numbers, which they need not be, and not every initialisation of LoRA, which it checks.
     """
-    for name, hint in option_types(cls).items():
+    try:
+        types = option_types(cls)
+    except NameError:  # another PEFT may import some of them for type checkers alone
+        return
+    for name, hint in types.items():
         value = values.get(name)
         is_default = value is None and getattr(cls, name, None) is None
         if name not in values or is_default or any(map(dataclasses.is_dataclass, (value, hint))):

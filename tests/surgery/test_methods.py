@@ -206,6 +206,14 @@ def test_bad_methods(what, model):
             act()
 
 
+def test_types_that_cannot_be_read_refuse_nothing(model, monkeypatch):
+    def unread(cls):
+        raise NameError("name 'Tensor' is not defined")
+
+    monkeypatch.setattr("hfpatch.surgery.methods.option_types", unread)
+    assert build_method(model, {"l": [{"type": "lora", "r": 2}]}, "l").configs[0].r == 2
+
+
 def test_a_method_that_is_not_there(model):
     with pytest.raises(HfpatchError, match=r"'loora' is not in the recipe .*did you mean 'lora'"):
         build_method(model, METHODS, "loora")
