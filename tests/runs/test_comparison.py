@@ -470,7 +470,7 @@ def test_a_method_that_changes_the_base_is_refused(recipe, tmp_path, monkeypatch
     """Again where it is resumed: nothing that was trained counts as complete."""
     real = hfpatch.runs.train_eval.train_probe
 
-    def changing(model, run, *, resume):
+    def changing(model, run):
         base, on_step = next(p for p in model.parameters() if not p.requires_grad), run.on_step
 
         def step(record):
@@ -478,7 +478,7 @@ def test_a_method_that_changes_the_base_is_refused(recipe, tmp_path, monkeypatch
             on_step(record)
 
         run.on_step = step
-        return real(model, run, resume=resume)
+        return real(model, run)
 
     monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", changing)
     for _ in range(2):
@@ -496,10 +496,10 @@ def test_a_seed_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tm
     tasks = {"tasks": ["tinyworld_cloze", "quiz"], "limit": 8, "include_path": str(tmp_path)}
     real = hfpatch.runs.train_eval.train_probe
 
-    def spoilt(model, run, *, resume):
+    def spoilt(model, run):
         if run.folder.parts[-2:] == ("lora", "seed-1"):
             run.settings = run.settings.model_copy(update={"lr": 1e30})
-        return real(model, run, resume=resume)
+        return real(model, run)
 
     monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", spoilt)
     chosen, out, log = make_recipe(model_folder, evaluation=tasks), tmp_path / "out", Trained()
@@ -530,8 +530,8 @@ def test_a_run_without_finite_scores_counts_as_diverged(model_folder, tmp_path, 
     """The others are compared, and resuming changes nothing."""
     train_real = hfpatch.runs.train_eval.train_probe
 
-    def broken(model, run, *, resume):
-        outcome = train_real(model, run, resume=resume)
+    def broken(model, run):
+        outcome = train_real(model, run)
         if "lora" in str(run.folder):
             with torch.no_grad():
                 next(value for name, value in model.named_parameters() if "lora_B" in name)[0] = float("nan")

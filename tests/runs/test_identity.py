@@ -473,6 +473,7 @@ def test_a_run_resumes_with_no_other_value_of_a_key_that_decides(section, key, t
     base = Recipe.model_validate(BASE)  # it, and it with one key changed, need not be possible as a whole
     old = getattr(base, section).model_copy(update=before)
     first, second = (base.model_copy(update={section: part}) for part in (old, old.model_copy(update={key: after})))
+    monkeypatch.setattr("hfpatch.runs.folder.load_study", lambda path, **_: None)
     monkeypatch.setattr("hfpatch.runs.folder.load_recipe", lambda path, **_: first)
     for run in ("baseline", "lora"):
         (tmp_path / "runs" / run).mkdir(parents=True)

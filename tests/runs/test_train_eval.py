@@ -67,7 +67,7 @@ def test_runs_stay_locked_until_their_report_is_written(monkeypatch, tmp_path):
 def test_what_was_trained_names_the_method_that_the_training_began_with(monkeypatch, tmp_path):
     code = ["before"]
 
-    def train_probe(model, run, *, resume):
+    def train_probe(model, run):
         code[0] = "after"  # as where a file that the method names is changed meanwhile
         return TrainResult(steps=1, final_loss=1.0, tokens=1, wall_s=1.0, tokens_per_s=1.0, peak_memory_bytes=1)
 
