@@ -65,8 +65,8 @@ def controls_of(methods: Mapping[str, Parts]) -> dict[str, dict[str, str]]:
             if ours == "nonlinear_query" and kind == QUERY_TEMPERATURE and targets_of(parts) != {"value"}:
                 keeps = kind
             elif ours == "nonlinear_query" and kind == LINEAR_QUERY:
-                form, of_other = (query[0].get("form", "preserving") for query in (parts, other))
-                keeps = kind if form == of_other and targets_of(other) == targets_of(parts) else None
+                forms = [query[0].get("form", "preserving") for query in (parts, other)]
+                keeps = kind if forms[0] == forms[1] and targets_of(other) == targets_of(parts) else None
             elif ours == "pre_projection" and kind == LINEAR_PRE_PROJECTION and not other[0].get("content_skip"):
                 keeps = LINEAR_NO_SKIP if with_skip else kind
             elif with_skip and kind in (SKIP_ALONE, LINEAR_PRE_PROJECTION):
