@@ -371,7 +371,8 @@ def push(
     """Put a run with its report and patches on the hub.
 
     Checkpoints and the per-document records, which hold text of the data sets, stay here. What an earlier push put into
-    the repository is replaced, and so are files of the same name; other files there stay. Its history keeps all.
+    the repository is replaced, and so are files of the same name; other files there stay. Its history keeps all
+    versions.
 
     Example: hfpatch push runs/quickstart --to me/quickstart --method pre_projection
     """

@@ -24,8 +24,8 @@ class Pushed:
     Attributes:
         url: of the repository.
         files: what was sent.
-        removed: files of earlier pushes that it does not have.
-        replaced: files of others, or that others edited, that it does have.
+        removed: files of earlier pushes which are not among them.
+        replaced: those that replaced a file of another commit than a push.
     """
 
     url: str | None
@@ -45,9 +45,8 @@ def push(
 ) -> Pushed:
     """Put a run, a patch or an export on the hub, in one commit of a model repository, created if it does not exist.
 
-    It replaces what was pushed there before: such files that this folder does not have are removed, while those that
-    came to the repository in another way, or were edited there since, stay. Files of the same name are replaced; the
-    history of the repository keeps what they were.
+    Files that an earlier push put there are removed if this folder does not have them. Files of other commits stay,
+    unless this folder has a file of the same name. The history of the repository keeps all versions.
 
     Args:
         folder: a folder written by `compare`, `save_patch` or `export`; see :func:`hfpatch.sharing.contents.contents`.

@@ -186,7 +186,7 @@ class MethodConfig(PeftConfig):
 
 
 def option_types(cls: type[PeftConfig]) -> dict[str, Any]:
-    """Return the types of the options of a method, hfpatch's or PEFT's, by name, including those that all methods have.
+    """Return the type of each option of a method's configuration, of hfpatch or PEFT, by name.
 
     Raises:
         NameError: if an annotation names something that the class's module does not have.
